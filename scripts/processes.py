@@ -18,6 +18,13 @@ would fork this process, which one with threads, such as JAX's, must not.
 """
 
 
+def free_port() -> int:
+    """Of TCP at 127.0.0.1, for a server that has to be told one."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
 class Ready(NamedTuple):
     """A process that serves, and the last that it said of how it is (sd_notify(3))."""
 

@@ -1,7 +1,6 @@
 """Other servers, on the same checkpoint, asked over HTTP as our gateway is: llama.cpp's and vLLM."""
 
 import os
-import socket
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,7 @@ from scripts.benchmarks.child import Child
 from scripts.benchmarks.gguf_file import write_gguf
 from scripts.benchmarks.way import Way
 from scripts.benchmarks.workload import System
+from scripts.processes import free_port
 
 CLIENT = "scripts.benchmarks.http_client"
 HOST = "127.0.0.1"
@@ -54,7 +54,7 @@ def vllm(program: str, model: Path) -> Iterator[System]:
 @contextmanager
 def _served(command: Sequence[str], environment: dict[str, str]) -> Iterator[Child]:
     """A client of this server, which is given a port that no other has."""
-    port = _free_port()
+    port = free_port()
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8") as log,
         subprocess.Popen(
@@ -74,12 +74,6 @@ def _served(command: Sequence[str], environment: dict[str, str]) -> Iterator[Chi
             raise PeerFailed(f"{command[0]} {error}:\n{log.read()}") from None
         finally:
             server.terminate()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_until_healthy(server: "subprocess.Popen[bytes]", port: int) -> None:

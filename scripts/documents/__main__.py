@@ -2,7 +2,6 @@
 
 import doctest
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.documents.pages import EXAMPLE, PAGES, ROOT, Block, blocks, write_files
-from scripts.processes import end_on_sigterm, odriver
+from scripts.processes import end_on_sigterm, free_port, odriver
 
 HTTP_PORT, METRICS_PORT = 8000, 8001
 """Those that the pages show. The check uses ports that are free."""
@@ -26,7 +25,7 @@ def main(names: list[str]) -> int:
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="odriver-") as home:
         _live_in(Path(home))
-        ports = {f"localhost:{shown}": f"localhost:{_free_port()}" for shown in (HTTP_PORT, METRICS_PORT)}
+        ports = {f"localhost:{shown}": f"localhost:{free_port()}" for shown in (HTTP_PORT, METRICS_PORT)}
         http, metrics = (port.rpartition(":")[2] for port in ports.values())
         with odriver("serve", "--http", http, "--metrics-port", metrics):
             for page in pages:
@@ -97,12 +96,6 @@ def _with(ports: dict[str, str], text: str) -> str:
     for shown, port in ports.items():
         text = text.replace(shown, port)
     return text
-
-
-def _free_port() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
 
 
 if __name__ == "__main__":

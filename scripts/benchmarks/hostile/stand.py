@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from scripts.benchmarks.daemon import Daemon, environment
 from scripts.benchmarks.hostile.keyed import POOR
 from scripts.benchmarks.hostile.peer import connected
 from scripts.benchmarks.hostile.registry import DAEMON, GATEWAY, KEYED, Door
+from scripts.processes import free_port
 
 OPEN_FILES = 1024
 LIMITED = (
@@ -146,13 +146,6 @@ class Stand:
         self.doors[GATEWAY] = Door(door.address, url=url, logs=[*door.logs, str(log)])
         if until(lambda: "" if _answers(url) else "nobody", PATIENCE):
             raise OSError(f"the gateway does not answer: {log.read_text(encoding='utf-8')}")
-
-
-def free_port() -> int:
-    """Of TCP."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _model(directory: Path) -> Path:
