@@ -7,7 +7,7 @@ import pytest
 
 from ipc.benchmark.timeline import Timeline
 from scripts.benchmarks.arrivals import ARRIVING, LONG_OUTPUT, SHORT_OUTPUT, STREAMS, measure_arrivals
-from scripts.benchmarks.workload import Prompts
+from scripts.benchmarks.clients.workload import Prompts
 
 pytestmark = pytest.mark.thorough
 

@@ -3,8 +3,8 @@
 import pytest
 
 from ipc.benchmark.timeline import Timeline
+from scripts.benchmarks.clients.workload import Prompts
 from scripts.benchmarks.fairness import measure_fairness
-from scripts.benchmarks.workload import Prompts
 
 pytestmark = pytest.mark.thorough
 

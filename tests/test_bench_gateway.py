@@ -9,8 +9,8 @@ from fake_driver import FakeDriver
 from gateways import gateway
 
 from driver.errors import Overloaded
-from scripts.benchmarks.http_client import run
-from scripts.benchmarks.workload import Workload
+from scripts.benchmarks.clients.http_client import run
+from scripts.benchmarks.clients.workload import Workload
 
 pytestmark = pytest.mark.thorough
 

@@ -11,9 +11,9 @@ from checkpoints import build_checkpoint
 
 from engine.errors import ConfigurationError
 from engine.models.model_config import read_model_config
-from scripts.benchmarks.gguf_file import interleaved, write_gguf
-from scripts.benchmarks.http_peers import PeerFailed, vllm
-from scripts.benchmarks.workload import Workload
+from scripts.benchmarks.clients.workload import Workload
+from scripts.benchmarks.peers.gguf_file import interleaved, write_gguf
+from scripts.benchmarks.peers.http_peers import PeerFailed, vllm
 
 pytestmark = pytest.mark.thorough
 

@@ -16,18 +16,18 @@ from engine.scheduling.sequence import Sequence
 from ipc.benchmark.timeline import Timeline
 from scripts.benchmarks import __main__ as command
 from scripts.benchmarks import host
-from scripts.benchmarks.figure import figure, ratio
+from scripts.benchmarks.clients.workload import Prompts, Workload, checked
+from scripts.benchmarks.endurance.random_requests import PARAMETERS, random_params
+from scripts.benchmarks.figures.figure import figure, ratio
+from scripts.benchmarks.figures.plot import plot
+from scripts.benchmarks.figures.report import save, show
 from scripts.benchmarks.grammar import FORM, measure_grammar
 from scripts.benchmarks.limits import Limits
 from scripts.benchmarks.models import END, SIZES, Size, size_of, tokenizer, write_model
-from scripts.benchmarks.null_model import TOKEN, driver_step_time, null_engine, step_times
-from scripts.benchmarks.plot import plot
+from scripts.benchmarks.peers.systems import Ours
 from scripts.benchmarks.prefill import measure_prefill
-from scripts.benchmarks.random_requests import PARAMETERS, random_params
-from scripts.benchmarks.report import save, show
+from scripts.benchmarks.processes.null_model import TOKEN, driver_step_time, null_engine, step_times
 from scripts.benchmarks.serve import measure_serve, take_turns
-from scripts.benchmarks.systems import Ours
-from scripts.benchmarks.workload import Prompts, Workload, checked
 
 pytestmark = pytest.mark.thorough
 

@@ -6,14 +6,14 @@ import pytest
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
-from scripts.benchmarks.accelerator import Accelerator, CostModel, Transformer
-from scripts.benchmarks.plan_cost import measure_plan_cost
-from scripts.benchmarks.policies import POLICIES, SHIPPED
-from scripts.benchmarks.policy_plot import COLUMNS, plot_policies
-from scripts.benchmarks.simulate import measure_policies
-from scripts.benchmarks.simulate_turns import TurnsSimulator, measure_simulated_turns
-from scripts.benchmarks.simulator import Simulator
-from scripts.benchmarks.traces import SHAPES, Trace, draw_trace
+from scripts.benchmarks.simulation.accelerator import Accelerator, CostModel, Transformer
+from scripts.benchmarks.simulation.plan_cost import measure_plan_cost
+from scripts.benchmarks.simulation.policies import POLICIES, SHIPPED
+from scripts.benchmarks.simulation.policy_plot import COLUMNS, plot_policies
+from scripts.benchmarks.simulation.simulate import measure_policies
+from scripts.benchmarks.simulation.simulate_turns import TurnsSimulator, measure_simulated_turns
+from scripts.benchmarks.simulation.simulator import Simulator
+from scripts.benchmarks.simulation.traces import SHAPES, Trace, draw_trace
 
 pytestmark = pytest.mark.thorough
 
@@ -120,8 +120,8 @@ def test_policies_are_compared_and_drawn(tmp_path):
 
 def test_the_cost_of_a_step_is_measured_with_requests_that_wait(monkeypatch):
     """A figure for each count of them."""
-    monkeypatch.setattr("scripts.benchmarks.plan_cost.WAITING", (10, 100))
-    monkeypatch.setattr("scripts.benchmarks.plan_cost.STEPS", 20)
+    monkeypatch.setattr("scripts.benchmarks.simulation.plan_cost.WAITING", (10, 100))
+    monkeypatch.setattr("scripts.benchmarks.simulation.plan_cost.STEPS", 20)
 
     few, many = measure_plan_cost(repeats=1)
 

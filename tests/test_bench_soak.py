@@ -7,11 +7,11 @@ from caching.page_manager import HBMPageManager
 from driver.request import Usage
 from driver.request_parameters import sampling_params
 from ipc.wire.completion import Piece
-from scripts.benchmarks import soak
-from scripts.benchmarks.footprint import Footprint
-from scripts.benchmarks.soak import SoakFailed, agrees, check_histories, measure_soak
-from scripts.benchmarks.soak_client import ask_one
-from scripts.benchmarks.soak_requests import ABORTED, Ask, Choice, greedy_cases, random_asks
+from scripts.benchmarks.endurance import soak
+from scripts.benchmarks.endurance.soak import SoakFailed, agrees, check_histories, measure_soak
+from scripts.benchmarks.endurance.soak_client import ask_one
+from scripts.benchmarks.endurance.soak_requests import ABORTED, Ask, Choice, greedy_cases, random_asks
+from scripts.benchmarks.processes.footprint import Footprint
 
 pytestmark = pytest.mark.thorough
 
@@ -125,7 +125,7 @@ def test_a_short_soak_shows_what_a_long_one_does(monkeypatch):
         monkeypatch.setattr(soak, name, value)  # its pools and caches are still being filled
     monkeypatch.setattr(soak, "FAULT_EVERY", 40)
     for name, value in {"CASES": 12, "LONGEST_PROMPT": 60, "LONGEST_OUTPUT": 24}.items():
-        monkeypatch.setattr(f"scripts.benchmarks.soak_requests.{name}", value)
+        monkeypatch.setattr(f"scripts.benchmarks.endurance.soak_requests.{name}", value)
 
     figures = {figure.name: figure.value for figure in measure_soak(requests=200, clients=10, processes=2, kills=0)}
 

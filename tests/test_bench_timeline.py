@@ -3,7 +3,7 @@
 import pytest
 
 from ipc.benchmark.timeline import Timeline, completed, load_figures, percentile
-from scripts.benchmarks.rates import decode_rate, throughput
+from scripts.benchmarks.clients.rates import decode_rate, throughput
 
 pytestmark = pytest.mark.thorough
 

@@ -6,7 +6,7 @@ import pytest
 from engine.planner.chip_plan import ChipPlan, DecodeStep
 from engine.planner.compiled_function import CompiledFunction, Exchange
 from ipc.commands.plan_tables import show_plan
-from scripts.benchmarks.tpu import tpu_figures
+from scripts.benchmarks.compiled.tpu import tpu_figures
 
 pytestmark = pytest.mark.thorough
 

@@ -24,8 +24,8 @@ from ipc.errors import RequestFailed
 from ipc.service.daemon import MISCONFIGURED, STOPPED
 from ipc.wire.completion import Choice
 from ipc.wire.messages import Error, Generate, Hello
-from scripts.benchmarks.chaos import measure_chaos
-from scripts.benchmarks.random_requests import send_random
+from scripts.benchmarks.endurance.chaos import measure_chaos
+from scripts.benchmarks.endurance.random_requests import send_random
 
 ROOT = Path(__file__).parent.parent
 ODRIVER = [sys.executable, "-c", "import sys; from ipc.commands.cli import main; sys.exit(main())"]

@@ -9,8 +9,8 @@ from gateways import gateway
 
 from driver.odriver import oDriver
 from engine.sampling_params import SamplingParams
-from scripts.benchmarks.fuzz import GoodPeer, attack, decode_mutated
-from scripts.benchmarks.generated import EDGES, HOSTILE, ask_by_http, ask_by_zeromq, fields
+from scripts.benchmarks.endurance.fuzz import GoodPeer, attack, decode_mutated
+from scripts.benchmarks.endurance.generated import EDGES, HOSTILE, ask_by_http, ask_by_zeromq, fields
 
 
 def test_the_decoders_take_anything() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.benchmarks.scheduler_history import SchedulerHistory
+from scripts.benchmarks.histories.scheduler_history import SchedulerHistory
 
 
 @given(random=st.randoms(use_true_random=False), steps=st.integers(1, 60))

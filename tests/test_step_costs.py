@@ -10,7 +10,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.estimates.step_costs import FORGOTTEN_AFTER, GROWTH, REMEMBERED, StepCosts, sizes_up_to
 from engine.scheduling.sequence import Sequence
 from engine.step.timing.step_times import StepSeconds, StepTimes
-from scripts.benchmarks.null_model import TOKEN, null_engine
+from scripts.benchmarks.processes.null_model import TOKEN, null_engine
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 

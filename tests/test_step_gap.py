@@ -3,7 +3,7 @@
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.step.timing.step_gap import StepGaps
-from scripts.benchmarks.null_model import TOKEN, null_engine
+from scripts.benchmarks.processes.null_model import TOKEN, null_engine
 
 
 class Clock:

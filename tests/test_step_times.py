@@ -7,7 +7,7 @@ import pytest
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.step.timing.step_times import PHASES, StepTimes
-from scripts.benchmarks.null_model import TOKEN, null_engine
+from scripts.benchmarks.processes.null_model import TOKEN, null_engine
 
 
 def test_each_phase_lasts_from_the_end_of_the_one_before() -> None:

@@ -13,41 +13,42 @@ from rich.console import Console
 
 from engine.config import DEMO_MODEL
 from engine.errors import ConfigurationError
-from scripts.benchmarks import simulate, soak
 from scripts.benchmarks.arrivals import measure_arrivals
-from scripts.benchmarks.chaos import ChaosFailed, measure_chaos
-from scripts.benchmarks.child import ChildFailed
-from scripts.benchmarks.daemon import DaemonFailed
+from scripts.benchmarks.clients.workload import Prompts
+from scripts.benchmarks.compiled.lora import measure_lora
+from scripts.benchmarks.compiled.tpu import TOKENS, measure_tpu
+from scripts.benchmarks.endurance import soak
+from scripts.benchmarks.endurance.chaos import ChaosFailed, measure_chaos
+from scripts.benchmarks.endurance.fuzz import FRAMES, REQUESTS, FuzzFailed, measure_fuzz
+from scripts.benchmarks.endurance.random_requests import measure_random
+from scripts.benchmarks.endurance.soak import SoakFailed, check_histories, measure_soak
 from scripts.benchmarks.experts import measure_experts
 from scripts.benchmarks.fairness import measure_fairness
-from scripts.benchmarks.figure import Figure
-from scripts.benchmarks.fuzz import FRAMES, REQUESTS, FuzzFailed, measure_fuzz
+from scripts.benchmarks.figures.figure import Figure
+from scripts.benchmarks.figures.machine import busy, describe_machine
+from scripts.benchmarks.figures.plot import plot
+from scripts.benchmarks.figures.report import save, show
 from scripts.benchmarks.gateway import GatewayLeaks, gateway_to, measure_gateway
 from scripts.benchmarks.grammar import measure_grammar
 from scripts.benchmarks.host import measure_host, measure_streams
 from scripts.benchmarks.hostile.measure import SECONDS, HostileFailed, measure_hostile
-from scripts.benchmarks.http_peers import PeerFailed
 from scripts.benchmarks.limits import limit_figures, measure_limits
-from scripts.benchmarks.lora import measure_lora
-from scripts.benchmarks.machine import busy, describe_machine
 from scripts.benchmarks.models import SIZES, model_directory, models_directory, size_of
-from scripts.benchmarks.plan_cost import measure_plan_cost
-from scripts.benchmarks.plot import plot
-from scripts.benchmarks.policy_plot import plot_policies
+from scripts.benchmarks.peers.http_peers import PeerFailed
+from scripts.benchmarks.peers.systems import PEERS, Ours, serving, two_clients
 from scripts.benchmarks.prefill import measure_prefill
-from scripts.benchmarks.random_requests import measure_random
-from scripts.benchmarks.report import save, show
+from scripts.benchmarks.processes.child import ChildFailed
+from scripts.benchmarks.processes.daemon import DaemonFailed
 from scripts.benchmarks.sampling import measure_sampling
 from scripts.benchmarks.serve import measure_serve, measure_status
-from scripts.benchmarks.simulate import measure_policies
-from scripts.benchmarks.simulate_turns import measure_simulated_turns
-from scripts.benchmarks.soak import SoakFailed, check_histories, measure_soak
+from scripts.benchmarks.simulation import simulate
+from scripts.benchmarks.simulation.plan_cost import measure_plan_cost
+from scripts.benchmarks.simulation.policy_plot import plot_policies
+from scripts.benchmarks.simulation.simulate import measure_policies
+from scripts.benchmarks.simulation.simulate_turns import measure_simulated_turns
 from scripts.benchmarks.speculation.measure import DRAFT_MODEL, NGRAM, measure_speculation
 from scripts.benchmarks.startup import measure_startup
-from scripts.benchmarks.systems import PEERS, Ours, serving, two_clients
-from scripts.benchmarks.tpu import TOKENS, measure_tpu
 from scripts.benchmarks.turns import measure_turns
-from scripts.benchmarks.workload import Prompts
 
 WIDTH = 132
 """Columns of a table that goes to a file."""

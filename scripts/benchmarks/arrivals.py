@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from ipc.benchmark.timeline import percentile
-from scripts.benchmarks.figure import Figure, figure
-from scripts.benchmarks.rates import throughput
-from scripts.benchmarks.systems import Ours
-from scripts.benchmarks.workload import Prompts, Workload, checked
+from scripts.benchmarks.clients.rates import throughput
+from scripts.benchmarks.clients.workload import Prompts, Workload, checked
+from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.peers.systems import Ours
 
 STREAMS, SHORT_PROMPT, LONG_OUTPUT = 16, 16, 384
 ARRIVING, LONG_PROMPT, SHORT_OUTPUT = 16, 512, 32

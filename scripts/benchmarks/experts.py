@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.clients.rates import decode_rate
+from scripts.benchmarks.clients.workload import Prompts, Workload
+from scripts.benchmarks.figures.figure import Figure, figure
 from scripts.benchmarks.models import SIZES, Size, written
-from scripts.benchmarks.rates import decode_rate
+from scripts.benchmarks.peers.systems import serving
 from scripts.benchmarks.serve import take_turns
-from scripts.benchmarks.systems import serving
-from scripts.benchmarks.workload import Prompts, Workload
 
 DENSE = "dense"
 AT_ONCE = (1, 4, 8)

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ipc.benchmark.timeline import Timeline, percentile
-from scripts.benchmarks.figure import Figure, figure
-from scripts.benchmarks.workload import Prompts, System, Workload, checked
+from scripts.benchmarks.clients.workload import Prompts, System, Workload, checked
+from scripts.benchmarks.figures.figure import Figure, figure
 
 FLOOD, LONG_PROMPT, LONG_OUTPUT = 500, 900, 16
 """Of the shipped settings one client may have no more than 512 requests that wait."""

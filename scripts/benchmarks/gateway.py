@@ -15,18 +15,18 @@ import psutil
 
 from ipc.benchmark.timeline import Timeline, percentile
 from ipc.client import Client
-from scripts.benchmarks.child import Child
-from scripts.benchmarks.daemon import Daemon
-from scripts.benchmarks.figure import Figure, figure
-from scripts.benchmarks.footprint import Footprint
-from scripts.benchmarks.http_stream import post
-from scripts.benchmarks.rates import throughput
+from scripts.benchmarks.clients.http_stream import post
+from scripts.benchmarks.clients.rates import throughput
+from scripts.benchmarks.clients.way import Way
+from scripts.benchmarks.clients.workload import Prompts, Workload, checked
+from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.processes.child import Child
+from scripts.benchmarks.processes.daemon import Daemon
+from scripts.benchmarks.processes.footprint import Footprint
 from scripts.benchmarks.serve import OUTPUT, PROMPT, take_turns
-from scripts.benchmarks.way import Way
-from scripts.benchmarks.workload import Prompts, Workload, checked
 from scripts.processes import odriver
 
-DIRECT_CLIENT, HTTP_CLIENT = "scripts.benchmarks.async_client", "scripts.benchmarks.http_client"
+DIRECT_CLIENT, HTTP_CLIENT = "scripts.benchmarks.clients.async_client", "scripts.benchmarks.clients.http_client"
 """Both have one thread: with one for each stream a client would take the processor from what is measured."""
 STREAMS = 32
 ALONE = 50

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ipc.benchmark.timeline import Timeline, percentile
-from scripts.benchmarks.figure import Figure, figure
-from scripts.benchmarks.rates import decode_rate
-from scripts.benchmarks.workload import Prompts, System, Workload, checked
+from scripts.benchmarks.clients.rates import decode_rate
+from scripts.benchmarks.clients.workload import Prompts, System, Workload, checked
+from scripts.benchmarks.figures.figure import Figure, figure
 
 NEIGHBOURS = 63
 PROMPT, OUTPUT = 32, 128

@@ -4,13 +4,13 @@ import tempfile
 from collections.abc import Iterator
 
 from ipc.benchmark.timeline import Timeline, percentile
-from scripts.benchmarks.child import Child
-from scripts.benchmarks.figure import Figure, figure
-from scripts.benchmarks.rates import throughput
-from scripts.benchmarks.workload import Workload
+from scripts.benchmarks.clients.rates import throughput
+from scripts.benchmarks.clients.workload import Workload
+from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.processes.child import Child
 
-NULL_MODEL, NULL_DAEMON = "scripts.benchmarks.null_model", "scripts.benchmarks.null_daemon"
-CLIENT = "scripts.benchmarks.client"
+NULL_MODEL, NULL_DAEMON = "scripts.benchmarks.processes.null_model", "scripts.benchmarks.processes.null_daemon"
+CLIENT = "scripts.benchmarks.clients.client"
 ROWS = (1, 8, 64, 256)
 WAITING = (10, 1000, 10000)
 STEPS = 300

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from scripts.benchmarks.child import answer_all, ask_once
-from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.figures.figure import Figure, figure
 from scripts.benchmarks.models import Size
+from scripts.benchmarks.processes.child import answer_all, ask_once
 
 GIGABYTE = 10**9
 SQUARE = 2048

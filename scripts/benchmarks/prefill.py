@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.clients.workload import Prompts, System, Workload
+from scripts.benchmarks.figures.figure import Figure, figure
 from scripts.benchmarks.limits import Limits
 from scripts.benchmarks.models import Size
+from scripts.benchmarks.peers.systems import Ours
 from scripts.benchmarks.serve import take_turns
-from scripts.benchmarks.systems import Ours
-from scripts.benchmarks.workload import Prompts, System, Workload
 
 LENGTHS = (512, 2048)
 

@@ -30,8 +30,8 @@ from engine.step.sampling_programs import (
     SamplingPrograms,
 )
 from engine.step.slot_state import SlotShapes
-from scripts.benchmarks.child import answer_all, ask_once
-from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.processes.child import answer_all, ask_once
 
 ROWS = 64
 VOCABULARIES = (32_000, 152_064)

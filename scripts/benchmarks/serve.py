@@ -7,12 +7,12 @@ from functools import partial
 import psutil
 
 from ipc.benchmark.timeline import Timeline, percentile
-from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.clients.rates import decode_rate, throughput
+from scripts.benchmarks.clients.workload import Prompts, System, Workload, checked
+from scripts.benchmarks.figures.figure import Figure, figure
 from scripts.benchmarks.limits import Limits
 from scripts.benchmarks.models import Size
-from scripts.benchmarks.rates import decode_rate, throughput
-from scripts.benchmarks.systems import Ours
-from scripts.benchmarks.workload import Prompts, System, Workload, checked
+from scripts.benchmarks.peers.systems import Ours
 
 PROMPT, OUTPUT = 128, 128
 AT_ONCE = (1, 8, 32)

@@ -4,8 +4,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.benchmarks.daemon import Daemon
-from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.processes.daemon import Daemon
 
 STAGES = ("imports", "loading weights", "compiling", "pages and warm-up")
 OURS = ("imports", "loading weights", "pages and warm-up")

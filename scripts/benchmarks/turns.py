@@ -10,9 +10,9 @@ import numpy as np
 
 from ipc.benchmark.timeline import percentile
 from ipc.client import Client
-from scripts.benchmarks.daemon import Daemon
-from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.figures.figure import Figure, figure
 from scripts.benchmarks.models import size_of
+from scripts.benchmarks.processes.daemon import Daemon
 
 TALKS, TURNS, AT_ONCE = 24, 6, 4
 FIRST_PROMPT, PROMPT, OUTPUT = 512, 64, 32

@@ -5,10 +5,10 @@ import threading
 import time
 
 from ipc.client import Client
-from scripts.benchmarks.child import answer_all
 from scripts.benchmarks.hostile import catalogue
 from scripts.benchmarks.hostile.peer import post
 from scripts.benchmarks.hostile.registry import Door, GotThrough
+from scripts.benchmarks.processes.child import answer_all
 
 MAX_TOKENS = 32
 

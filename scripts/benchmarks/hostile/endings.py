@@ -13,11 +13,11 @@ import psutil
 
 from ipc.control_client import ControlClient
 from ipc.errors import OdriverError
-from scripts.benchmarks.daemon import environment
 from scripts.benchmarks.hostile.grammars import FORM
 from scripts.benchmarks.hostile.peer import Peer, generate
 from scripts.benchmarks.hostile.registry import DAEMON, KEYED
 from scripts.benchmarks.hostile.stand import LIMITED, Stand, until
+from scripts.benchmarks.processes.daemon import environment
 
 PROMPT, TOKENS = "Once upon a time", 800
 HANG_UPS = (0.0, 0.1, 0.3, 0.6, 1.0)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from ipc.client import Client
 from ipc.errors import OdriverError
-from scripts.benchmarks.child import answer_all
+from scripts.benchmarks.processes.child import answer_all
 
 STREAMS = {"Once upon a time": 200, "The king and the": 150}
 """Prompts, and tokens of each: greedy, and so the same each time."""

@@ -12,13 +12,13 @@ from typing import Any, Self
 import msgspec
 
 from ipc.errors import OdriverError
-from scripts.benchmarks.child import Child, ChildFailed
-from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.figures.figure import Figure, figure
 from scripts.benchmarks.hostile.catalogue import ATTACKS
 from scripts.benchmarks.hostile.endings import ENDINGS, hang_up_on_start
 from scripts.benchmarks.hostile.honest import Report
 from scripts.benchmarks.hostile.registry import Attack
 from scripts.benchmarks.hostile.stand import Held, Stand
+from scripts.benchmarks.processes.child import Child, ChildFailed
 
 ATTACKER, HONEST = "scripts.benchmarks.hostile.attacker", "scripts.benchmarks.hostile.honest"
 SECONDS = 4.0

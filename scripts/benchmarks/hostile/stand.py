@@ -17,10 +17,10 @@ import psutil
 from engine.config import DEMO_MODEL
 from ipc.client import Client
 from ipc.wire import keys
-from scripts.benchmarks.daemon import Daemon, environment
 from scripts.benchmarks.hostile.keyed import POOR
 from scripts.benchmarks.hostile.peer import connected
 from scripts.benchmarks.hostile.registry import DAEMON, GATEWAY, KEYED, Door
+from scripts.benchmarks.processes.daemon import Daemon, environment
 from scripts.processes import free_port
 
 OPEN_FILES = 1024

@@ -12,13 +12,13 @@ from itertools import accumulate, cycle
 
 from engine.config import DEMO_MODEL
 from engine.speculation.speculative_config import parse_speculative_config
-from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.clients.rates import throughput
+from scripts.benchmarks.clients.workload import Workload, checked
+from scripts.benchmarks.figures.figure import Figure, figure
 from scripts.benchmarks.models import VOCABULARY
-from scripts.benchmarks.rates import throughput
+from scripts.benchmarks.peers.systems import Ours, serving
 from scripts.benchmarks.speculation.language import speaking_model
 from scripts.benchmarks.speculation.texts import KINDS, Passages, demo_texts
-from scripts.benchmarks.systems import Ours, serving
-from scripts.benchmarks.workload import Workload, checked
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
 DRAFT_MODEL = '{"method": "draft_model", "model": "demo_draft", "num_speculative_tokens": 8}'

@@ -1,0 +1,1 @@
+"""Who asks: our clients and HTTP ones, the prompts they send, and the rates that they see."""

@@ -1,0 +1,1 @@
+"""What the compiler says of steps on TPUs that are not there."""

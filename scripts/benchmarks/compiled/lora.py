@@ -1,0 +1,65 @@
+"""What adapters cost by the compiled program, on TPUs that are not there: the step with adapters beside the one without."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from engine.config import EngineConfig
+from engine.planner.chip_planner import compiled_steps
+from engine.planner.compiled_function import CompiledProgram
+from engine.step.forward_programs import ADAPTED_FORWARD, FORWARD
+from scripts.benchmarks.figures.figure import Figure, figure
+
+CONFIGS = Path(__file__).parents[3] / "tests" / "configs"
+PLANS = (("Llama-3-8B", "v6e:1x1", 5.0), ("Llama-3-8B", "v5e:2x4", None))
+"""Models, topologies, and the limit of what the step moves more, in percent of the weights.
+
+Several chips each have all of the factors that are split by neither inputs nor outputs: to split
+them too would take four more exchanges a layer, each for longer than it takes to read them.
+"""
+ROWS, ADAPTERS, RANK = 32, 8, 16
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The step of ROWS rows without adapters and with them, on one chip."""
+
+    plain: CompiledProgram
+    adapted: CompiledProgram
+    weights: int
+    """Bytes of the weights."""
+    adapters: int
+    """Bytes of the slots."""
+
+    @property
+    def more_bytes(self) -> int:
+        """Bytes that the step with adapters moves more."""
+        plain, adapted = (one.traffic(0, ROWS).moved for one in (self.plain, self.adapted))
+        return adapted.read + adapted.written - plain.read - plain.written
+
+
+def measure_lora() -> Iterator[Figure]:
+    """Every plan. Raises ConfigurationError where libtpu is not installed."""
+    jax.config.update("jax_platforms", "cpu")  # whatever this machine has is not what is planned for
+    for model, topology, limit in PLANS:
+        cost, name = cost_of(model, topology), f"{model} on {topology}, {ADAPTERS} adapters of rank {RANK}, {ROWS} rows"
+        more = 100 * cost.more_bytes / cost.weights
+        yield figure(name, "bytes moved more, of the weights'", "%", [more], more_is_better=False, limit=limit)
+        yield figure(name, "bytes of the slots, of the weights'", "%", [100 * cost.adapters / cost.weights])
+        copies = len(cost.adapted.report.copies)
+        yield figure(name, "copies of pages or weights", "", [copies], more_is_better=False, limit=0)
+        reduces = _all_reduces(cost.adapted) - _all_reduces(cost.plain)
+        yield figure(name, "all-reduces a layer more", "", [reduces], more_is_better=False, limit=0)
+
+
+def cost_of(model: str, topology: str) -> Cost:
+    """Compile both steps of a model for a topology."""
+    config = EngineConfig(enable_lora=True, max_loras=ADAPTERS, max_lora_rank=RANK, max_num_seqs=ROWS)
+    fit, programs = compiled_steps(config, CONFIGS / f"{model}.json", topology, ROWS, (FORWARD, ADAPTED_FORWARD))
+    return Cost(programs[FORWARD], programs[ADAPTED_FORWARD], fit.weights, fit.adapters)
+
+
+def _all_reduces(program: CompiledProgram) -> int:
+    return sum(each.per_layer for each in program.report.exchanges)

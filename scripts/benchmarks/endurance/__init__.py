@@ -1,0 +1,1 @@
+"""What has to survive: kills, rubbish, random requests, and ten thousand of them on a small pool."""

@@ -1,0 +1,1 @@
+"""What was measured, on which machine, as a table and as a picture."""

@@ -1,0 +1,1 @@
+"""The model checker of the scheduler, and what stands in for the device's side of it."""

@@ -1,0 +1,617 @@
+"""A model checker for the scheduler: random histories of it, and what has to hold after each of their steps.
+
+The scheduler is driven as the engine drives it, with several plans in flight, by requests that come, are aborted and run
+out of time at random, some of them in a flood of one client's, some with a constraint whose masks are late and which may force tokens, or say so, some without
+max_tokens, some with an adapter, of which there may be more than slots and which are loaded, removed and loaded again; steps fail, and take the memory with them; pages go to the host and come back, in their own time. Beside it stands a model of the pages: each token written is
+remembered by the whole of what came before it, so that a page with two writers, one that is handed out while it is read, or one that is shared with somebody
+whose tokens differ is found where it is read. The next token is a function of all tokens before it, as in a greedy model:
+what a request gives does not depend on its neighbours, and a prefix may be shared by whoever has the same.
+"""
+
+import zlib
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+
+import msgspec
+
+from caching.cache_groups import CacheGroups
+from caching.host_tier import HostTier
+from caching.page_manager import SINK_PAGE, SINK_SLOT, HBMPageManager
+from engine.sampling_params import SamplingParams
+from engine.scheduling.adapter_slots import AdapterSlots
+from engine.scheduling.backfill import MOST_PASSED
+from engine.scheduling.constraints.late_samples import MOST_KEPT
+from engine.scheduling.estimates.growth_reserve import GrowthReserve
+from engine.scheduling.estimates.inter_token import LEAST_SHARE, TIMES
+from engine.scheduling.estimates.step_costs import StepCosts
+from engine.scheduling.host_cache.copy_cost import CopyCost
+from engine.scheduling.plan import NextIterationPlan, StepResult
+from engine.scheduling.prefixes.sequence_states import SequenceStates
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence_memory import SequenceMemory
+from engine.scheduling.speculation import Speculation
+from engine.scheduling.waiting_queue import OUTPUT_WEIGHT
+from scripts.benchmarks.histories.simulated_constraint import LateConstraint
+from scripts.benchmarks.histories.simulated_drafts import Row, SimulatedDrafts
+from scripts.benchmarks.histories.simulated_host import SimulatedHost
+
+VOCABULARY, EOS = 11, 0
+NOBODYS = -1
+"""Stands for what follows a wrong draft."""
+PARAMS = SamplingParams(temperature=0)
+STEMS = 3
+"""Prompts begin alike in so many ways."""
+LONGEST_PROMPT, LONGEST_OUTPUT, MOST_SEQUENCES = 20, 12, 6
+WINDOWS: tuple[tuple[int | None, ...], ...] = ((None,), (None,), (None, 4), (None, 6, 6), (3,), (None, None, 1), (2, 9))
+"""What groups of layers keep of a sequence, in tokens; None is all."""
+MOST_ADAPTERS = 5
+MOST_STATES = 8
+"""Slots beyond those of running sequences, in which states may be kept."""
+WEIGHTS = {"a": 1.0, "b": 3.0, "c": 1.0}
+FLOOD = 40
+CHARGED_AT_MOST = LONGEST_PROMPT + LONGEST_OUTPUT + OUTPUT_WEIGHT * LONGEST_OUTPUT * MOST_SEQUENCES
+MOST_GIVEN = 2 * CHARGED_AT_MOST + MOST_PASSED * LONGEST_PROMPT
+"""Tokens, for its weight, that one client may be given while another of the same priority waits that could start: twice what
+may be charged to that one at once, which is how far ahead of all others it can be (Sheng et al. 2024, theorem 4.4, has the
+same form), and what may pass one that lacks pages."""
+PATIENCE = 50
+"""Plans that a sequence may take for each token of all sequences, at the very most."""
+
+
+@dataclass
+class Life:
+    """A sequence, and what has to become of it."""
+
+    sequence: Sequence
+    tokens: list[int]
+    """The prompt, and what a model would give after it, were there no end token."""
+    histories: list[int]
+    """What stands for the token at each place and all before it."""
+    length: int | None = None
+    """Tokens after which its constraint is complete."""
+    num_computed: int = 0
+    num_drafts: int = 0
+    received: list[int] = field(default_factory=list)
+    reason: str | None = None
+    num_passed: int = 0
+    """Times that another of its client and priority got a slot before it, though it could have started but for pages."""
+
+    @property
+    def output(self) -> list[int]:
+        """What a model would give, were there no end."""
+        return self.tokens[len(self.sequence.prompt_token_ids) :]
+
+    @property
+    def expected(self) -> list[int]:
+        """The output when nobody ends it early."""
+        output = self.output[: self.length]
+        return output[: output.index(EOS) + 1] if EOS in output else output
+
+
+class SchedulerHistory:
+    """One random history; ``step`` goes on with it, ``end`` lets all that is left finish. Both raise AssertionError."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._has_states = random.random() > 0.5
+        windows = random.choice((*WINDOWS, ())) if self._has_states else random.choice(WINDOWS)
+        self._page_size = random.randint(1, 5)
+        has_host = bool(windows) and random.random() > 0.4
+        num_pages = random.randint(10, 14 if has_host else 40) * max(1, len(windows))
+        has_state_host = self._has_states and has_host and random.random() > 0.2
+        slots = random.randint(1, random.choice((6, 2 * num_pages))) * (1 + 2 * has_state_host)
+        tier = HostTier(slots, random.choice((1, 2, 8))) if has_host else None
+        self._pages = HBMPageManager(num_pages, tier)
+        self._cost = CopyCost(random.random(), 1, random.choice((0, random.random())))
+        max_num_seqs = random.randint(1, MOST_SEQUENCES)
+        kept, state_tier = random.randint(0, MOST_STATES), None
+        if has_state_host:
+            kept = random.choice((0, 1, 1, 2))
+            state_tier = HostTier(random.choice((1, MOST_STATES, 4 * MOST_STATES)), random.choice((1, 2, 8)))
+        self._slots = HBMPageManager(1 + max_num_seqs + kept, state_tier)
+        states = SequenceStates(self._slots, self._page_size, max_num_seqs) if self._has_states else None
+        self._max_num_seqs = max_num_seqs
+        self._budget = max_num_seqs + random.randint(0, 12)
+        self._groups = CacheGroups(self._page_size, windows, self._budget)
+        self._run_ahead = random.randint(0, 3)
+        self._fair = random.random() < 0.8
+        long = random.choice((None, 1, 3, self._budget))
+        self._timed = random.random() < 0.5
+        """Whether the scheduler is told what steps take: then a prompt is long beside what time leaves of a step."""
+        self._target = random.choice((None, None, random.random()))
+        self._fixed, self._per_token = random.random(), random.choice((0.0, 0.01, 0.1, random.random()))
+        """Seconds of a step, most of the time."""
+        self._long = long or (1 if self._timed else max(1, self._budget // 2))
+        self._num_slots, self._num_adapters = random.choice((0, 1, 2, 3)), 0
+        self._drafts = SimulatedDrafts(random, 0 if self._has_states else random.choice((0, 0, 1, 3, 6)))
+        self._scheduler = InferenceScheduler(
+            SequenceMemory(self._pages, self._groups, states, self._cost),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=self._budget,
+            long_prefill_token_threshold=long,
+            priority_preemption_threshold=random.randint(1, 12),
+            client_weights=WEIGHTS,
+            reserve=GrowthReserve(self._pages.num_total, least=random.choice((0.0, 0.1, 1.0))),
+            fair=self._fair,
+            adapters=AdapterSlots(self._num_slots),
+            speculation=Speculation(self._drafts.most) if self._drafts.most else None,
+            step_costs=StepCosts({self._budget, *random.choices(range(1, self._budget + 1), k=4)}),
+            inter_token_seconds=self._target,
+        )
+        self._landings = random.choice((1, 4))
+        """How often copies may land: seldom where the link is slow."""
+        self._adapters = (
+            [self._new_adapter() for _ in range(random.randint(1, MOST_ADAPTERS))] if self._num_slots else []
+        )
+        """Those that new requests may have."""
+        self._adapter_slots: dict[int, int] = {}
+        """By slot, the adapter that was written to it last."""
+        self._in_flight: deque[NextIterationPlan] = deque()
+        self._rows: deque[list[Row]] = deque()
+        """What became of the rows of each."""
+        self._alive: dict[str, Life] = {}
+        self._ended: list[Life] = []
+        self._content: dict[tuple[int, int], tuple[int, int]] = {}
+        """By page and place in it, the group and history that were written there last."""
+        self._states: dict[tuple[int, int], int] = {}
+        """By slot, and 0, the history that the state in it is made from."""
+        self._kept: dict[NextIterationPlan, dict[Sequence, int]] = {}
+        """By plan and sequence, the history that kept logits are made from."""
+        self._hosts = [SimulatedHost(self._content, self._page_size)]
+        """Of pages, and of states if they have a tier."""
+        if self._has_states and state_tier is not None:
+            self._hosts.append(SimulatedHost(self._states, 1))
+        self._queues: dict[tuple[str, int], deque[str]] = {}
+        """Ids by client and priority, of those that have no slot, in the order in which they are to get one."""
+        self._given: dict[tuple[str, int], dict[str, float]] = {}
+        """By client and priority, while somebody of them waits, what other clients have been given meanwhile."""
+        if random.random() > 0.8:  # above, so that the simplest history has none
+            self._flood()
+
+    def step(self) -> None:
+        """One thing at random happens, and everything still holds."""
+        often, seldom = [self._plan, self._land, self._answer, self._sample_late], [self._add, self._finish_one]
+        rare = [self._fail_a_step, self._sleep, self._forget, self._learn, self._reload, self._update_weights]
+        self._random.choice((*often * 8, *seldom * 4, *[self._land_copies] * self._landings, *rare))()
+        self._check()
+
+    def end(self) -> None:
+        """Everybody finishes, with what they were to give, and nothing is left."""
+        patience = PATIENCE * (1 + sum(len(life.tokens) for life in self._alive.values()))
+        while self._alive or self._in_flight:
+            planned = self._num_steps <= self._run_ahead and self._plan()
+            if not planned and not self._in_flight:
+                assert self._sample_late() or self._land_copies(all_of_them=True) or self._answer(), (
+                    "work is left, but nothing can be planned and nothing will land"
+                )
+            elif not planned:
+                self._land()
+            if self._random.random() < 0.5:
+                self._answer()
+                self._sample_late()
+                self._land_copies()
+            self._check()
+            patience -= 1
+            assert patience, f"{sorted(self._alive)} never end"
+        assert not self._pages.num_owned, "everybody has ended, and pages are owned"
+        assert not self._slots.num_owned, "everybody has ended, and slots are owned"
+        left = [status.uid for status in self._scheduler.adapters.statuses()]
+        assert sorted(left) == sorted(self._adapters), "a removed adapter is still here"
+        for life in self._ended:
+            whole = life.expected
+            wanted = whole if life.reason is not None else whole[: len(life.received)]
+            assert life.received == life.sequence.output_token_ids == wanted, "a token is lost, doubled or another's"
+            self._check_constraint(life)
+
+    def _check_constraint(self, life: Life) -> None:
+        constraint = life.sequence.constraint
+        if constraint is None:
+            return
+        assert isinstance(constraint, LateConstraint) and constraint.closed
+        told = life.received[: len(constraint.told)]
+        if life.reason not in ("stop", "length"):  # whose last output ends it whatever its constraint says
+            told = life.received
+        assert constraint.told == told, "a constraint was not told what its sequence gave"
+
+    def _flood(self) -> None:
+        client = self._random.choice(list(WEIGHTS))
+        for _ in range(FLOOD):
+            self._add(client)
+
+    def _add(self, client: str | None = None) -> None:
+        """A request of one to three samples."""
+        random, pages = self._random, self._pages.num_total
+        capacity = self._groups.tokens_in(pages, pages * self._page_size)
+        longest = min(LONGEST_PROMPT, capacity - 1)
+        prompt = self._next_turn(longest) if self._ended and random.random() > 0.6 else _prompt(random, longest)
+        room = capacity - len(prompt)
+        max_tokens = room if random.random() > 0.7 else random.randint(1, min(LONGEST_OUTPUT, room))
+        params = msgspec.structs.replace(PARAMS, priority=random.choice((0, 0, 0, 5, -20)) if client is None else 0)
+        client, salt = client or random.choice(list(WEIGHTS)), random.choice((b"", b"", b"private", None))
+        adapter_id = random.choice((0, *self._adapters))
+        if salt is not None and adapter_id:
+            salt += b"%d" % adapter_id
+        for _ in range(random.choice((1, 1, 2, 3))):
+            number = str(len(self._alive) + len(self._ended))
+            constrained = random.random() > 0.8
+            length = random.choice((None, 1, LONGEST_OUTPUT // 2)) if constrained else None
+            constraint = LateConstraint(length) if constrained else None
+            sequence = Sequence(
+                number, prompt, params, frozenset({EOS}), max_tokens, 0, client=client, salt=salt, constraint=constraint,
+                adapter_id=adapter_id,
+            )  # fmt: skip
+            life = self._alive[number] = _life(sequence, length)
+            if random.random() > 0.8:
+                self._take_up(life)
+            if constraint is not None and not sequence.awaits_mask:
+                constraint.answer(random, life.output, self._drafts.most)
+            self._queues.setdefault((client, params.priority), deque()).append(number)
+            self._given.setdefault((client, params.priority), dict.fromkeys(WEIGHTS, 0.0))
+            self._scheduler.add(sequence)
+
+    def _next_turn(self, longest: int) -> list[int]:
+        """What was said before in a conversation that has ended, and a token more."""
+        life = self._random.choice(self._ended)
+        said = life.sequence.prompt_token_ids + life.received
+        return [*said[: longest - 1], self._random.randrange(1, VOCABULARY)]
+
+    def _take_up(self, life: Life) -> None:
+        """It was cut off behind its first tokens, and goes on; its constraint is told of them now."""
+        sequence = life.sequence
+        life.received = life.expected[: self._random.randint(0, len(life.expected) - 1)]
+        sequence.output_token_ids = list(life.received)
+        for token_id in life.received if sequence.constraint is not None else ():
+            sequence.constraint.advance(token_id)
+            sequence.awaits_mask = True
+
+    def _answer(self) -> bool:
+        """One of the constraints that were told a token answers; whether there is one."""
+        awaited = [life for life in self._alive.values() if life.sequence.awaits_mask]
+        if not awaited:
+            return False
+        life = self._random.choice(awaited)
+        constraint = life.sequence.constraint
+        assert isinstance(constraint, LateConstraint)
+        constraint.answer(self._random, life.output, self._drafts.most)
+        output = self._scheduler.resume(life.sequence)
+        assert (output is not None) == constraint.complete
+        if output is not None:
+            assert output.finish_reason == "stop" and not output.token_ids
+            life.reason = "complete"
+            self._bury(output.request_id)
+        return True
+
+    def _sample_late(self) -> bool:
+        """Rows whose masks have come sample from the logits that are kept of them; whether there are any."""
+        plans = self._scheduler.plan_late()
+        for plan in plans:
+            of = plan.samples_of
+            assert of is not None and plan.num_rows
+            for row, sequence in enumerate(plan.sequences):
+                history, last = self._kept[of].pop(sequence), plan.starts[row] - 1
+                assert sequence.slot >= 0 and history == self._alive[sequence.request_id].histories[last], (
+                    "a row samples from another's logits"
+                )
+                assert plan.counts[row] == of.counts[of.sequences.index(sequence)], "a row samples too little"
+                self._check_masks(plan, row)
+            self._in_flight.append(plan)
+            self._rows.append(self._drafts.run(plan, [self._alive[sequence.request_id] for sequence in plan.sequences]))
+        return bool(plans)
+
+    def _check_masks(self, plan: NextIterationPlan, row: int) -> None:
+        """Its masks are those behind all of its tokens, and behind drafts."""
+        sequence, drafts = plan.sequences[row], list(plan.expected.get(row, ()))
+        constraint, others = sequence.constraint, sequence.num_in_flight - plan.samples[row]
+        assert isinstance(constraint, LateConstraint) and not (sequence.awaits_mask or others)
+        assert constraint.told == sequence.output_token_ids, "a row samples with the mask of another place"
+        assert drafts == constraint.expected[: len(drafts)], "a row samples with the masks of other drafts"
+        assert len(drafts) == plan.samples[row] - 1 and len(drafts) <= len(constraint.expected_masks), (
+            "a row samples without a mask"
+        )
+
+    def _finish_one(self) -> None:
+        """Aborted, out of time, or ended by a stop string: the scheduler is told the same."""
+        if self._alive and self._random.random() < 0.5:
+            request_id = self._random.choice(list(self._alive))
+            assert self._scheduler.finish(request_id), "a sequence that has not ended is unknown"
+            assert not self._scheduler.finish(request_id), "a sequence ended twice"
+            self._bury(request_id)
+
+    def _fail_a_step(self) -> None:
+        """As in oEngine: who was in it ends, what was dispatched after it is dropped, and the pages hold nothing."""
+        if self._in_flight and self._random.random() < 0.3:
+            for sequence in self._in_flight[0].sequences:
+                if self._scheduler.finish(sequence.request_id):
+                    self._bury(sequence.request_id)
+            self._in_flight.clear()
+            self._rows.clear()
+            self._scheduler.lose_cache()
+            self._kept.clear()
+            self._adapter_slots.clear()
+            self._content.clear()
+            self._states.clear()
+            for host in self._hosts:
+                host.lose_copies()
+
+    def _sleep(self) -> None:
+        """As in oEngine: the device's pages are lost and the host's are not, when all copies have landed."""
+        if self._alive:
+            return
+        while self._in_flight:
+            self._land()
+        while self._land_copies(all_of_them=True):
+            self._plan()
+        self._scheduler.lose_cache(keep_host=True)
+        self._kept.clear()
+        self._content.clear()
+        self._states.clear()
+
+    def _forget(self) -> None:
+        """The prefix cache is emptied; who runs keeps what it has."""
+        if self._random.random() < 0.3:
+            self._scheduler.memory.forget_all()
+
+    def _update_weights(self) -> None:
+        """As in oEngine, where pages stay: all steps land, and no row samples from what the former weights gave."""
+        while self._in_flight:
+            self._land()
+        self._scheduler.lose_logits()
+        assert not any(life.sequence.awaits_sample for life in self._alive.values())
+
+    def _reload(self) -> None:
+        """An adapter is removed, whoever has it, and comes again as another."""
+        if self._adapters:
+            self._scheduler.adapters.remove(self._adapters.pop(self._random.randrange(len(self._adapters))))
+            self._adapters.append(self._new_adapter())
+
+    def _new_adapter(self) -> int:
+        self._num_adapters += 1
+        self._scheduler.adapters.add(self._num_adapters)
+        return self._num_adapters
+
+    def _learn(self) -> None:
+        """Copying pays, or it does not any more."""
+        self._cost.token_seconds = self._random.random() / self._page_size
+
+    def _land_copies(self, *, all_of_them: bool = False) -> bool:
+        """Some of the copies on their way, the oldest first, have arrived; whether any has."""
+        memory, counts = self._scheduler.memory, []
+        for host in self._hosts:
+            under_way = host.stores, host.fetches
+            stores, fetches = (count if all_of_them else self._random.randint(0, count) for count in under_way)
+            host.stores, host.fetches = host.stores - stores, host.fetches - fetches
+            counts.append((stores, fetches))
+        if memory.host is None or not any(map(any, counts)):
+            return False
+        memory.host.landed(counts)
+        return True
+
+    def _plan(self) -> bool:
+        """Whether there was something to plan."""
+        if self._num_steps > self._run_ahead:
+            return False
+        for done in self._scheduler.take_done():
+            self._kept.pop(done, None)  # a step that has failed kept nothing
+        plan = self._scheduler.plan()
+        if plan is None:
+            return False
+        for copies in plan.copies:
+            self._hosts[copies.of_states].run(copies)
+        if not plan.num_tokens:
+            return False
+        self._check_plan(plan)
+        self._write_and_read_adapters(plan)
+        self._check_order(plan)
+        rows = self._drafts.run(plan, [self._alive[sequence.request_id] for sequence in plan.sequences])
+        self._write_and_read(plan, rows)
+        self._read_and_write_states(plan)
+        self._keep_logits(plan, rows)
+        self._in_flight.append(plan)
+        self._rows.append(rows)
+        return True
+
+    @property
+    def _num_steps(self) -> int:
+        """Steps in flight."""
+        return sum(plan.samples_of is None for plan in self._in_flight)
+
+    def _keep_logits(self, plan: NextIterationPlan, rows: list[Row]) -> None:
+        """Rows that have no mask keep their logits, and the others with a constraint have one."""
+        for row in plan.constrained:
+            self._check_masks(plan, row)
+        if plan.late:
+            late = {row: plan.sequences[row] for row in plan.late}
+            self._kept[plan] = {
+                sequence: self._alive[sequence.request_id].histories[rows[row].start] for row, sequence in late.items()
+            }
+            assert all(
+                sequence.awaits_mask or sequence.num_in_flight > plan.counts[row] for row, sequence in late.items()
+            ), "a mask is there"
+        assert len(self._kept) <= MOST_KEPT, "the logits of too many steps are kept"
+
+    def _land(self) -> None:
+        if not self._in_flight:
+            return
+        plan, rows = self._in_flight.popleft(), self._rows.popleft()
+        known = {**{life.sequence.request_id: life for life in self._ended}, **self._alive}
+        ids = [
+            known[sequence.request_id].tokens[row.start + row.kept - row.num_tokens + 1 :][: row.num_tokens]
+            for sequence, row in zip(plan.sequences, rows, strict=True)
+        ]
+        seconds = (self._fixed + self._per_token * plan.num_tokens) * self._random.choice((1, 1, 1, 1.2, 0.8, 10))
+        result = StepResult(ids, drafts=[row.num_drafts for row in rows])
+        for output in self._scheduler.update(plan, result, seconds if self._timed else None):
+            life = self._alive[output.request_id]  # one that has ended has no more to say
+            life.received += output.token_ids
+            if output.finish_reason is not None:
+                life.reason = output.finish_reason
+                assert output.finish_reason == ("stop" if life.received[-1] == EOS else "length")
+                self._bury(output.request_id)
+
+    def _bury(self, request_id: str) -> None:
+        life = self._alive.pop(request_id)
+        self._ended.append(life)
+        queue = self._queue(life.sequence)
+        if request_id in queue:
+            queue.remove(request_id)
+
+    def _check(self) -> None:
+        self._scheduler.check_integrity()
+        pages = self._pages
+        assert pages.num_free + pages.num_cached + pages.num_owned == pages.num_total, "a page is lost"
+        assert self._slots.num_owned <= MOST_STATES + self._max_num_seqs, "a slot is lost"
+        assert self._scheduler.num_running + self._scheduler.num_waiting == len(self._alive), "a sequence is lost"
+
+    def _check_plan(self, plan: NextIterationPlan) -> None:
+        assert 0 < plan.num_tokens == sum(plan.counts) <= self._budget, "a step has more tokens than it may"
+        assert len(set(map(id, plan.sequences))) == plan.num_rows <= self._max_num_seqs, "a sequence has two rows"
+        assert plan.logits[: plan.num_decodes] == plan.counts[: plan.num_decodes], "a decoding row samples too little"
+        assert max(plan.counts[: plan.num_decodes], default=1) <= 1 + self._drafts.most, "a row has too many drafts"
+        assert sum(plan.samples) <= max(self._max_num_seqs, 1 + self._drafts.most), "a step samples too much"
+        self._check_seconds(plan)
+        for sequence, start, count in zip(plan.sequences, plan.starts, plan.counts, strict=True):
+            assert sequence.request_id in self._alive, "a sequence that has ended is planned"
+            assert start + count <= sequence.num_paged_tokens, "a token has no page"
+            for group in self._groups.windowed:
+                owned = len(sequence.pages[group]) - sequence.first_pages[group]
+                assert owned <= self._groups.most[group], "a window holds pages that nobody will read"
+
+    def _check_seconds(self, plan: NextIterationPlan) -> None:
+        """Beside decodes, prompts get no more than keeps the step below the target, as far as is known, or their least."""
+        costs, prompts = self._scheduler.step_costs, plan.num_tokens - plan.num_decode_tokens
+        late = [life for life in self._alive.values() if life.sequence.awaits_sample]
+        decodes = plan.num_decode_tokens + sum(life.sequence not in plan.sequences for life in late)
+        alone, cost = costs.seconds(min(decodes, self._budget)), costs.seconds(plan.num_tokens)
+        if decodes and alone is not None and prompts > max(1, self._budget // LEAST_SHARE):
+            target = TIMES * alone if self._target is None else self._target
+            assert cost is not None and cost <= target, "those who decode wait for prompts"
+
+    def _check_order(self, plan: NextIterationPlan) -> None:
+        """Of one client and one priority, those that came first get a slot first; whoever lost it, before them.
+
+        Who could not start is passed, and who lacked nothing but pages, not often.
+        """
+        for sequence in plan.released:
+            if sequence.request_id in self._alive:
+                self._queue(sequence).appendleft(sequence.request_id)
+        for sequence in plan.admitted:
+            queue = self._queue(sequence)
+            for request_id in list(queue)[: queue.index(sequence.request_id)]:
+                self._check_passed(self._alive[request_id], plan)
+            queue.remove(sequence.request_id)
+            self._check_turn(sequence, plan)
+
+    def _check_passed(self, life: Life, plan: NextIterationPlan) -> None:
+        if self._may_start(life.sequence, plan):
+            life.num_passed += 1
+            assert life.num_passed <= MOST_PASSED, "somebody is overtaken in the queue time and again"
+
+    def _may_start(self, sequence: Sequence, plan: NextIterationPlan) -> bool:
+        """Whether it surely needs nothing but a slot and pages: no mask, nobody's prefix, no part of a step for long prompts."""
+        return not (
+            sequence.num_loading
+            or sequence.awaits_mask
+            or sequence.adapter_id
+            or sequence.num_tokens > self._long
+            or any(self._computes_for(life.sequence, sequence, plan) for life in self._alive.values())
+        )
+
+    def _computes_for(self, other: Sequence, sequence: Sequence, plan: NextIterationPlan) -> bool:
+        """Whether the other computes a prompt whose first page is the sequence's too, in this plan or later."""
+        computes = other.slot >= 0 and (other.prefilling or other in plan.sequences[plan.num_decodes :])
+        first = sequence.prompt_token_ids[: self._page_size]
+        alike = sequence.salt == other.salt is not None and other.prompt_token_ids[: self._page_size] == first
+        return computes and alike
+
+    def _check_turn(self, sequence: Sequence, plan: NextIterationPlan) -> None:
+        """Nobody who could start waits while another client is given more and more."""
+        client, priority = sequence.client, sequence.params.priority
+        self._given[client, priority] = dict.fromkeys(WEIGHTS, 0.0)
+        for (other, level), given in self._given.items():
+            if level == priority and other != client:
+                more = len(sequence.prompt_token_ids) / WEIGHTS[client]
+                waits = any(self._may_start(self._alive[one].sequence, plan) for one in self._queues[other, level])
+                given[client] = given[client] + more if waits else 0.0
+                assert not self._fair or given[client] <= MOST_GIVEN, f"{other} waits while {client} is served"
+
+    def _queue(self, sequence: Sequence) -> deque[str]:
+        return self._queues[sequence.client, sequence.params.priority]
+
+    def _write_and_read(self, plan: NextIterationPlan, rows: list[Row]) -> None:
+        """What the device does: all rows write, and then each reads all there is of its own. Behind a wrong draft it
+        writes nobody's tokens."""
+        written: set[tuple[int, int]] = set()
+        each = [
+            (group, sequence, row)
+            for sequence, row in zip(plan.sequences, rows, strict=True)
+            for group in range(len(self._groups.windows))
+        ]
+        for group, sequence, row in each:
+            histories = self._alive[sequence.request_id].histories
+            for place in range(row.start, row.start + row.count):
+                slot = self._slot(sequence, group, place)
+                assert slot not in written, f"page {slot[0]} has two writers"
+                written.add(slot)
+                self._content[slot] = group, histories[place] if place < row.start + row.kept else NOBODYS
+        for group, sequence, row in each:
+            histories, window = self._alive[sequence.request_id].histories, self._groups.windows[group]
+            for place in range(0 if window is None else max(0, row.start - window + 1), row.start + row.kept):
+                assert self._content.get(self._slot(sequence, group, place)) == (group, histories[place]), (
+                    "a page holds another's tokens"
+                )
+
+    def _write_and_read_adapters(self, plan: NextIterationPlan) -> None:
+        """Adapters are written to slots that no step in flight reads, and each row finds its own."""
+        for uid, slot in plan.adapter_loads:
+            assert all(slot not in step.read_slots for step in self._in_flight), (
+                "a slot is overwritten while it is read"
+            )
+            self._adapter_slots[slot] = uid
+        if self._num_slots:
+            found = [self._adapter_slots.get(slot, 0) if slot >= 0 else 0 for slot in plan.adapter_slots]
+            assert found == [sequence.adapter_id for sequence in plan.sequences], "a row has another's adapter"
+
+    def _read_and_write_states(self, plan: NextIterationPlan) -> None:
+        """All rows read the states before them, and then each writes its own."""
+        rows = plan.num_rows if self._has_states else 0
+        assert len(plan.state_sources) == len(plan.state_slots) == rows, "a row has no state"
+        assert len(set(plan.state_slots)) == rows and SINK_SLOT not in plan.state_slots, "a slot has two writers"
+        for row in range(rows):
+            source, start = plan.state_sources[row], plan.starts[row]
+            histories = self._alive[plan.sequences[row].request_id].histories
+            assert source not in plan.state_slots or source == plan.state_slots[row], "a state is read and overwritten"
+            found = self._states.get((source, 0)) if source != SINK_SLOT else None
+            assert found == (histories[start - 1] if start else None), "a state is another's, or of another time"
+        for row in range(rows):
+            last = plan.starts[row] + plan.counts[row] - 1
+            self._states[plan.state_slots[row], 0] = self._alive[plan.sequences[row].request_id].histories[last]
+
+    def _slot(self, sequence: Sequence, group: int, place: int) -> tuple[int, int]:
+        page = sequence.pages[group][place // self._page_size]
+        assert page != SINK_PAGE, "a page that is needed was let go"
+        return page, place % self._page_size
+
+
+def _prompt(random: Random, longest: int) -> list[int]:
+    """Often the beginning of another's, or all of it."""
+    stem = Random(random.randrange(STEMS))
+    prompt = [stem.randrange(1, VOCABULARY) for _ in range(random.randint(1, longest))]
+    if random.random() < 0.5:
+        prompt[-1] = random.randrange(1, VOCABULARY)
+    return prompt
+
+
+def _life(sequence: Sequence, length: int | None) -> Life:
+    tokens, histories = list(sequence.prompt_token_ids), []
+    salt = sequence.request_id.encode() if sequence.salt is None else sequence.salt
+    history = zlib.crc32(salt)  # the same in every process, unlike hash
+    for token in tokens:
+        history = hash((history, token))
+        histories.append(history)
+    for _ in range(sequence.max_tokens):
+        tokens.append(history % VOCABULARY)
+        history = hash((history, tokens[-1]))
+        histories.append(history)
+    return Life(sequence, tokens, histories, length)

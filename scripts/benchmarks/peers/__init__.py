@@ -1,0 +1,1 @@
+"""The systems that are measured in turns: ours, and other servers on the same checkpoint."""

@@ -1,0 +1,1 @@
+"""What runs beside a measurement: children, daemons of ours, faulty ones, and a daemon of a model that is nothing."""
