@@ -114,14 +114,15 @@ inline float sum(Vector x) {
 // `ahead` is what will be read next; it is fetched meanwhile. Another kind has the same members.
 template <int vectors, typename Stored>
 struct Columns {
-  static constexpr int kVectors = vectors;
+  static constexpr int kVectors = vectors, kAtOnce = vectors;
   static constexpr bool kGrouped = false;
   const Stored* begin[vectors];
   const Stored* ahead[vectors];
   int64_t stride;
 
-  void read(int64_t k, Vector* row) const {
-    for (int v = 0; v < vectors; ++v) row[v] = load(begin[v] + k * stride);
+  // kAtOnce vectors of row k, from `first` on.
+  void read(int64_t k, int first, Vector* row) const {
+    for (int v = 0; v < kAtOnce; ++v) row[v] = load(begin[first + v] + k * stride);
   }
   __attribute__((always_inline)) void fetch(int64_t k) const {
     for (int v = 0; v < vectors; ++v) __builtin_prefetch(ahead[v] + k * stride);
@@ -133,12 +134,14 @@ template <int rows, bool prefetch, typename Right>
 inline __attribute__((always_inline)) void accumulate(const float* x, int64_t x_stride, const Right& right, int64_t begin,
                                                       int64_t end, Vector (&sums)[rows][Right::kVectors]) {
   for (int64_t k = begin; k < end; ++k) {
-    Vector columns[Right::kVectors];
-    right.read(k, columns);
     if (prefetch) right.fetch(k);
-    for (int row = 0; row < rows; ++row) {
-      const float left = x[row * x_stride + k];
-      for (int v = 0; v < Right::kVectors; ++v) sums[row][v] += left * columns[v];
+    for (int first = 0; first < Right::kVectors; first += Right::kAtOnce) {
+      Vector columns[Right::kAtOnce];
+      right.read(k, first, columns);
+      const float* left = x + k;
+      if (Right::kAtOnce < Right::kVectors) asm volatile("" : "+r"(left));  // read again: it has no register meanwhile
+      for (int row = 0; row < rows; ++row)
+        for (int v = 0; v < Right::kAtOnce; ++v) sums[row][first + v] += left[row * x_stride] * columns[v];
     }
   }
 }

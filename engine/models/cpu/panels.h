@@ -70,7 +70,7 @@ struct Kernels {
 template <int panels, typename Stored, typename Scales>
 struct Panels {
   using Numbers = Stored;
-  static constexpr int kVectors = panels * kPanelVectors;
+  static constexpr int kVectors = panels * kPanelVectors, kAtOnce = kPanelVectors;
   static constexpr bool kGrouped = Scales::kGrouped;
   static constexpr int64_t kRow = kRowElements<Stored>, kRowBytes = kRow * sizeof(Stored);
   static constexpr int64_t kAhead = kAheadBytes / panels / kRowBytes;  // rows
@@ -88,9 +88,7 @@ struct Panels {
 
   const Stored* row(int panel, int64_t k) const { return begin + (panel * depth + k) * kRow; }
 
-  void read(int64_t k, Vector* columns) const {
-    for (int panel = 0; panel < panels; ++panel, columns += kPanelVectors) read_row(row(panel, k), columns);
-  }
+  void read(int64_t k, int first, Vector* columns) const { read_row(row(first / kPanelVectors, k), columns); }
 
   // Of the group that begins at k.
   void read_scales(int64_t k, Vector* row) const {
@@ -116,7 +114,7 @@ Kernels<float, Scales> widened(const Kernels<Stored, Scales>& kernels, int64_t p
   const Panels<1, Stored, Scales> narrow(kernels, panel, panel);
   for (int64_t k = 0; k < kernels.depth; ++k) {
     Vector row[kPanelVectors];
-    narrow.read(k, row);
+    narrow.read(k, 0, row);
     for (int v = 0; v < kPanelVectors; ++v) store(&wide[k * kPanelWidth + v * kWidth], row[v]);
   }
   return {wide.data(), kernels.depth, kernels.scales.from(panel)};
