@@ -29,7 +29,7 @@ from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.speculation import Speculation
 from engine.served_model import Decoders, ServedModel, served_model
-from engine.speculation.speculative_config import NGRAM, check_states
+from engine.speculation.speculative_config import NGRAM
 from engine.step.executables.identity import stored_executables
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
@@ -210,9 +210,7 @@ def _compile(
 
 
 def _shapes(served: ServedModel, planner: CachePlanner) -> StepShapes:
-    """The sizes of steps over this pool. Raises ConfigurationError if the context does not fit, or
-    if there are to be drafts and the model has states that a wrong one would spoil."""
-    check_states(served.config.speculation, has_states=planner.pool.states is not None)
+    """The sizes of steps over this pool. Raises ConfigurationError if the context does not fit."""
     return StepShapes(
         max_num_seqs=served.config.max_num_seqs,
         max_num_batched_tokens=served.config.max_num_batched_tokens,

@@ -20,7 +20,6 @@ from engine.models.decoder import Decoder
 from engine.models.generation_config import GenerationConfig, chosen_generation_config
 from engine.models.heads.head_config import read_head
 from engine.models.heads.mtp_layer import check_stored, mtp_head
-from engine.models.layers.cache_layout import cache_layout
 from engine.models.layers.experts import ExpertsSpec
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition, most_devices, split
@@ -31,7 +30,7 @@ from engine.models.weights.published.compressed_tensors import int8_inputs
 from engine.models.weights.store import AnyDecoder, kept_in_8_bits, load_decoder, parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.speculation.draft_model import checked_head, draft_spec
-from engine.speculation.speculative_config import EAGLE3, MTP, check_states
+from engine.speculation.speculative_config import EAGLE3, MTP
 from engine.step.backend import Backend, choose_backend, default_page_size, with_draft
 from engine.step.kernel_check import checked, trial_of
 
@@ -113,8 +112,8 @@ class ServedModel:
     @property
     def one_page(self) -> PagedAttentionCacheMetaData:
         """A device's pool of one page and one slot."""
-        page = self.backend.one_page(self.partition, self.page_size, self.kv_dtype, self.dtype)
         draft, speculation = self.draft, self.config.speculation
+        page = self.backend.one_page(self.partition, self.page_size, self.kv_dtype, self.dtype, speculation)
         if draft is None or speculation is None:
             return page
         return with_draft(page, draft.one_page, draft.model, speculation.num_speculative_tokens, self.dtype)
@@ -195,7 +194,6 @@ def read_draft(
     Raises ConfigurationError for one that cannot.
     """
     name, speculation = str(of_draft.model), config.speculation
-    check_states(speculation, has_states=bool(cache_layout(model.blocks).states))
     if speculation is not None and speculation.method == MTP:
         return checked_head(mtp_head(model), model)
     if speculation is not None and speculation.method == EAGLE3:

@@ -146,12 +146,13 @@ def state_shapes(config: Config) -> Shapes:
     if not config.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (vocabulary, hidden)
     for layer in range(config["num_hidden_layers"]):
-        of_layer = _qwen(config, layer) if config["model_type"].startswith("qwen") else _granite(config, layer)
+        of_layer = qwen_shapes(config, layer) if config["model_type"].startswith("qwen") else _granite(config, layer)
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
     return shapes
 
 
-def _qwen(config: Config, layer: int) -> Shapes:
+def qwen_shapes(config: Config, layer: int) -> Shapes:
+    """The tensors of a layer."""
     hidden, kind = config["hidden_size"], config["model_type"]
     shapes: Shapes = {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
     if (layer + 1) % config.get("full_attention_interval", 4) == 0:

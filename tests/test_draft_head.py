@@ -97,7 +97,7 @@ def test_a_head_drafts_what_torch_does(name, tmp_path):
 
 
 def test_a_model_without_a_layer_that_predicts_is_refused_beside_mtp(tmp_path):
-    """By name, with what it has, before anything is loaded; and states that cannot go back, whatever the checkpoint has."""
+    """By name, with what it has, before anything is loaded."""
     missing = build_predicting(tmp_path / "missing", "mtp of GLM")
     write_tensors(missing, random_tensors(PREDICTORS["mtp of GLM"].config, 0))
     for directory, why in (
@@ -107,8 +107,9 @@ def test_a_model_without_a_layer_that_predicts_is_refused_beside_mtp(tmp_path):
             build_checkpoint(tmp_path / "two", "glm4_moe", num_nextn_predict_layers=2),
             "has 2 of them, and supported is one",
         ),
-        (build_checkpoint(tmp_path / "states", "qwen3_next"), "the states of its recurrent layers cannot go back"),
-        (missing, r"its weights have no model\.layers\.2\.\*, the layer that predicts further tokens"),
+        (build_checkpoint(tmp_path / "granite", "granite_hybrid"), "this model has none"),
+        (build_checkpoint(tmp_path / "qwen", "qwen3_next"), r"its weights have no mtp\.\*"),
+        (missing, r"its weights have no model\.layers\.2\.\*, that layer"),
     ):
         with pytest.raises(ConfigurationError, match=why):
             served_model(EngineConfig(model=str(directory), speculative_config=SPECULATION))

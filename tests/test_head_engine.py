@@ -57,6 +57,9 @@ CASES = {
     "a layer of DeepSeek": ("mtp of DeepSeek", {"num_pages": 14, "run_ahead": 0}),
     "a layer of DeepSeek, two devices": ("mtp of DeepSeek", {"num_pages": 14, "tensor_parallel_size": 2}),
     "a layer of DeepSeek, pages on the host": ("mtp of DeepSeek", {"num_pages": 14, "host_cache_gib": 0.01}),
+    "a layer of Qwen3-Next": ("mtp of Qwen3-Next", {"num_pages": 14, "run_ahead": 3}),
+    "a layer of Qwen3-Next, two devices": ("mtp of Qwen3-Next", {"num_pages": 14, "tensor_parallel_size": 2}),
+    "a layer of Qwen3.5, on the host": ("mtp of Qwen3.5", {"num_pages": 14, "host_cache_gib": 0.01, "page_size": 8}),
 }
 OTHERS = {
     "another size": ("another size", {"num_pages": 14}),
@@ -240,7 +243,9 @@ def routes():
 
 
 def nearest(seen, shape):
-    """f32[rows, tokens] the least clear of all routers, of these tokens and those before them."""
+    """f32[rows, tokens] the least clear of all routers, if there are any, of these tokens and those before them."""
+    if not seen:
+        return jnp.full(shape, jnp.inf)
     return jax.lax.cummin(jnp.stack(seen).min(axis=0).reshape(shape), axis=1)
 
 

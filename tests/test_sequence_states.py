@@ -10,6 +10,7 @@ from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
+from engine.scheduling.speculation import Speculation
 
 PAGE_SIZE, STEP, MAX_NUM_SEQS = 4, 32, 3
 
@@ -17,12 +18,15 @@ PAGE_SIZE, STEP, MAX_NUM_SEQS = 4, 32, 3
 class Served:
     """A scheduler over pages and slots, and the steps that it has planned."""
 
-    def __init__(self, kept=6, windows=(None,), num_pages=100):
+    def __init__(self, kept=6, windows=(None,), num_pages=100, drafts=0):
         self.slots = HBMPageManager(1 + MAX_NUM_SEQS + kept)
         states = SequenceStates(self.slots, PAGE_SIZE, MAX_NUM_SEQS)
         pages = HBMPageManager(num_pages)
         memory = SequenceMemory(pages, CacheGroups(PAGE_SIZE, windows, STEP), states)
-        self.scheduler = InferenceScheduler(memory, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=STEP)
+        self.drafts, speculation = drafts, Speculation(drafts) if drafts else None
+        self.scheduler = InferenceScheduler(
+            memory, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=STEP, speculation=speculation
+        )
 
     def add(self, request_id, prompt, max_tokens=1, salt=b""):
         """Queue a greedy request."""
@@ -30,12 +34,13 @@ class Served:
         self.scheduler.add(sequence)
         return sequence
 
-    def step(self):
-        """Plan a step, and land it: by request the tokens of its row, its source and its slot."""
+    def step(self, accepted=0):
+        """Plan a step, and land it with so many drafts right: by request the tokens of its row, its source and its slot."""
         plan = self.scheduler.plan()
         ids = [sequence.request_id for sequence in plan.sequences]
         rows = zip(plan.starts, plan.counts, plan.state_sources, plan.state_slots, strict=True)
-        self.scheduler.update(plan, StepResult([[7] * samples for samples in plan.samples]))
+        tokens = [[7] * min(samples, 1 + accepted) for samples in plan.samples]
+        self.scheduler.update(plan, StepResult(tokens, drafts=[self.drafts] * plan.num_rows))
         self.scheduler.check_integrity()
         return {
             each: (start, start + count, source, slot)
@@ -169,3 +174,32 @@ def test_without_a_slot_to_spare_a_sequence_writes_where_it_reads():
 
     assert start == 8 and source == slot != SINK_SLOT
     assert served.slots.num_owned == 0
+
+
+def test_a_state_among_drafts_is_kept_if_those_before_it_were_right():
+    """The slot of a row in which a page ends; of the first such row here the tokens of the page were wrong."""
+    served = Served(drafts=3)
+    first = served.add("a", [0, 1], max_tokens=30)
+    served.step()
+
+    wrong, right = served.step(accepted=0)["a"], served.step(accepted=2)["a"]
+    assert wrong[:2] == (2, 6) and right[:2] == (3, 7)
+    served.scheduler.finish("a")
+
+    served.add("b", [0, 1, *first.output_token_ids, 9])
+    start, _, source, _ = served.step()["b"]
+    assert (start, source) == (4, right[3])
+
+
+def test_a_state_behind_a_wrong_draft_is_never_found():
+    """Its slot comes free with the sequence."""
+    served = Served(drafts=3)
+    first = served.add("a", [0, 1], max_tokens=30)
+    served.step()
+    assert served.step(accepted=0)["a"][:2] == (2, 6)
+    served.scheduler.finish("a")
+
+    served.add("b", [0, 1, *first.output_token_ids, 7, 7, 7])
+
+    assert served.step()["b"][2] == SINK_SLOT
+    assert served.slots.num_cached == 0

@@ -4,15 +4,16 @@ steps that takes."""
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from checkpoints import build_checkpoint
 from forced_tokens import ForcedTokens
 from test_oengine import no_patience  # noqa: F401 - a fixture
 
+from caching.page_manager import SINK_SLOT
 from engine.build import build
 from engine.config import EngineConfig
 from engine.device_errors import DeviceError
-from engine.errors import ConfigurationError
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.step.execution_manager import ExecutionManager
@@ -31,6 +32,11 @@ CASES = {
     "experts": ("qwen3_moe", {"num_pages": 20}),
     "two devices": ("llama2", {"num_pages": 14, "tensor_parallel_size": 2}),
     "8-bit pages": ("llama2", {"num_pages": 14, "kv_cache_dtype": "int8", "quantization": "int8"}),
+    "states of delta nets, one step ahead": ("qwen3_next", {"num_pages": 14}),
+    "states of delta nets, no step ahead": ("qwen3_5", {"num_pages": 40, "run_ahead": 0}),
+    "states of delta nets, three steps ahead": ("qwen3_next", {"num_pages": 30, "run_ahead": 3}),
+    "states of Mamba-2, two devices": ("granite_hybrid", {"num_pages": 14, "tensor_parallel_size": 2}),
+    "states of Mamba-2, a page each": ("nemotron_h", {"num_pages": 30, "page_size": 4}),
     "XLA's attention": ("llama2", {"num_pages": 14, "attention_backend": "xla"}),
 }
 
@@ -179,12 +185,34 @@ def fail_now_and_then(engine, monkeypatch, *, every=25, most_rows=3):
     monkeypatch.setattr(engine._runner, "collect", failing)
 
 
-def test_a_model_with_recurrent_states_is_refused_drafts(tmp_path):
-    """A wrong draft would have changed its states."""
+@pytest.mark.thorough
+def test_a_next_turn_begins_from_a_state_among_drafts(tmp_path, monkeypatch):
+    """It computes what of the tokens behind that state is before its own, and is given what it is without drafts."""
     directory = build_checkpoint(tmp_path, "qwen3_next", max_position_embeddings=MAX_MODEL_LEN)
+    plain, ours = (build_engine(directory, config, num_pages=120, page_size=4) for config in (None, SPECULATION))
+    dispatch, behind = ours._runner.dispatch, []
 
-    with pytest.raises(ConfigurationError, match="speculative_config is not for this model"):
-        build_engine(directory, SPECULATION, num_pages=40)
+    def watched(plan):
+        bases = np.asarray(ours._runner._executor._cache.states[0][2])[:, 0]
+        for start, source in list(zip(plan.starts, plan.state_sources, strict=True))[plan.num_decodes :]:
+            behind.append(start - bases[source] if source != SINK_SLOT else 0)
+        return dispatch(plan)
+
+    monkeypatch.setattr(ours._runner, "dispatch", watched)
+    params = SamplingParams(temperature=0, allowed_token_ids=[3, 5, 8])
+    for number in range(6):
+        prompt = [number, 3, 5, 8] * 3
+        for turn in range(3):
+            name, most = f"{number} {turn}", 11 + turn
+            expected, got = (
+                answers(engine, [Sequence(name, prompt, params, frozenset(), most, 0)])[name]
+                for engine in (plain, ours)
+            )
+            assert got == expected
+            prompt = [*prompt, *got[0], 9 + turn]
+
+    assert sum(count > 0 for count in behind) > 3
+    assert ours.stats().compilations_after_ready == 0
 
 
 @pytest.mark.exhaustive

@@ -56,7 +56,8 @@ KINDS: dict[str, tuple[Any, Callable[..., Any], Callable[..., Any], tuple[int, .
 @partial(jax.jit, static_argnums=0)
 def scanned(kind: str, table: StateTable, states: Any, inputs: Any) -> Any:
     """``scan_rows``, compiled once for each kind."""
-    return scan_rows(KINDS[kind][0], table, states, inputs)
+    (states,), outputs = scan_rows(KINDS[kind][0], table, (states,), inputs)
+    return states, outputs
 
 
 def build_table(lengths: Sequence[int], sources: Sequence[int], slots: Sequence[int], rows: int = ROWS) -> StateTable:
@@ -64,7 +65,8 @@ def build_table(lengths: Sequence[int], sources: Sequence[int], slots: Sequence[
     padding = rows - len(lengths)
     starts = np.cumsum([0, *lengths, *[0] * padding], dtype=np.int32)
     padded = (np.array([*given, *[SINK_SLOT] * padding], np.int32) for given in (sources, slots))
-    return StateTable(*map(jnp.asarray, (*padded, starts, np.array([len(lengths)], np.int32))))
+    none = np.zeros(rows, np.int32)
+    return StateTable(*map(jnp.asarray, (*padded, starts, np.array([len(lengths)], np.int32), none, none > 0, none)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,11 +147,11 @@ def test_a_layer_of_several_in_one_array_keeps_to_its_slots(kind: str) -> None:
     states = rng.normal(size=(3 * SLOTS, *shape)).astype(np.float32)
     table = build_table([1, 3, 2], [SINK_SLOT, SINK_SLOT, 4], [1, 2, 3])
 
-    after, outputs = scan_rows(
-        recurrence, replace(table, num_slots=SLOTS).of_layer(jnp.int32(1)), jnp.asarray(states), inputs
+    (after,), outputs = scan_rows(
+        recurrence, replace(table, num_slots=SLOTS).of_layer(jnp.int32(1)), (jnp.asarray(states),), inputs
     )
 
-    alone, expected = scan_rows(recurrence, table, jnp.asarray(states[SLOTS : 2 * SLOTS]), inputs)
+    (alone,), expected = scan_rows(recurrence, table, (jnp.asarray(states[SLOTS : 2 * SLOTS]),), inputs)
     assert np.array_equal(outputs, expected)
     assert np.array_equal(after[SLOTS : 2 * SLOTS], alone)
     assert np.array_equal(after[:SLOTS], states[:SLOTS])
@@ -197,7 +199,7 @@ def test_convolution_sees_the_tokens_before_the_step(taps: int, lengths: list[in
     sources = [rng.choice([SINK_SLOT, slot]) for slot in slots]
     wide = [None if each is None else jnp.asarray(each, jnp.float32) for each in (weights, bias)]
 
-    after, sums = jax.jit(convolve)(build_table(lengths, sources, slots), windows, x, *wide)
+    (after,), sums = jax.jit(convolve)(build_table(lengths, sources, slots), (windows,), x, *wide)
 
     expected, start = windows.copy(), 0
     for length, source, slot in zip(lengths, sources, slots, strict=True):
@@ -207,3 +209,79 @@ def test_convolution_sees_the_tokens_before_the_step(taps: int, lengths: list[in
         np.testing.assert_allclose(sums[start : start + length], found, rtol=1e-5, atol=2e-5)
         start += length
     assert np.array_equal(after, expected)
+
+
+MOST_DRAFTS = 3
+CHANNELS, TAPS = 5, 4
+
+
+@partial(jax.jit, static_argnums=0)
+def stepped(kind: str, table: StateTable, stored: Any, x: Any, weights: Any, inputs: Any) -> Any:
+    """A step of a layer whose rows may have drafts."""
+    windows, states, base = stored
+    table, base = table.after_base(base)
+    windows, sums = convolve(table, windows, x, weights, None)
+    states, outputs = scan_rows(KINDS[kind][0], table, states, inputs)
+    return (windows, states, base), sums, outputs
+
+
+class Drafting:
+    """Sequences of random tokens whose steps have drafts, of which some are wrong, in a layer and in plain loops."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self.kind, self.rng = kind, np.random.default_rng(seed)
+        _, self._build_inputs, self._token, self._shape = KINDS[kind]
+        like, undone = jax.tree.leaves(self._build_inputs(self.rng, 1)), 1 + MOST_DRAFTS
+        behind = [jnp.full((SLOTS, undone * leaf.size), jnp.nan, leaf.dtype) for leaf in like]
+        windows = [jnp.full((SLOTS, count * CHANNELS), jnp.nan, jnp.float32) for count in (TAPS - 1, undone)]
+        states = jnp.full((SLOTS, *self._shape), jnp.nan)
+        self.stored: Any = tuple(windows), (states, *behind), jnp.full((SLOTS, 1), 2**31 - 1, jnp.int32)
+        self.weights = self.rng.normal(size=(TAPS, CHANNELS))
+        self.plain = {row: (np.zeros((TAPS - 1, CHANNELS)), np.zeros(self._shape), 0) for row in range(ROWS)}
+        self.slots = dict.fromkeys(range(ROWS), SINK_SLOT)
+        self.free = list(range(1, SLOTS))
+
+    def step(self, counts: dict[int, int], drafts: dict[int, int]) -> None:
+        """Rows of so many tokens; of those with drafts, the last so many are wrong. Compares outputs."""
+        x = self.rng.normal(size=(TOKENS, CHANNELS)).astype(np.float32)
+        inputs = self._build_inputs(self.rng, TOKENS)
+        sources = [self.slots[row] for row in counts]
+        for row in counts:
+            if self.slots[row] == SINK_SLOT or self.rng.random() < 0.3:  # the state before is kept
+                self.slots[row] = self.free.pop(0)
+        table = build_table(list(counts.values()), sources, [self.slots[row] for row in counts])
+        padding = [0] * (ROWS - len(counts))
+        starts = jnp.array([self.plain[row][2] for row in counts] + padding, jnp.int32)
+        drafted = jnp.array([row in drafts for row in counts] + padding, jnp.bool_)
+        table = replace(table, starts=starts, drafted=drafted)
+        self.stored, sums, outputs = stepped(
+            self.kind, table, self.stored, x, jnp.asarray(self.weights, jnp.float32), inputs
+        )
+        self.free += sorted(set(sources) - set(self.slots.values()) - {SINK_SLOT})
+
+        begin = 0
+        for row, count in counts.items():
+            window, state, tokens = self.plain[row]
+            mine = type(inputs)(*(part[begin : begin + count] for part in inputs))
+            _, expected = plain_scan(self._token, state, mine)
+            _, whole = plain_convolution(window, x[begin : begin + count], self.weights, None)
+            np.testing.assert_allclose(outputs[begin : begin + count], expected, rtol=1e-5, atol=2e-5)
+            np.testing.assert_allclose(sums[begin : begin + count], whole, rtol=1e-5, atol=2e-5)
+            right = count - drafts.get(row, 0)
+            window, _ = plain_convolution(window, x[begin : begin + right], self.weights, None)
+            state, _ = plain_scan(self._token, state, type(inputs)(*(part[:right] for part in mine)))
+            self.plain[row], begin = (window, state, tokens + right), begin + count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data(), seed=st.integers(0, 2**31))
+def test_states_go_back_behind_wrong_drafts(kind: str, data: st.DataObject, seed: int) -> None:
+    """Whatever follows: one token, more drafts, a long chunk, from its own slot or from one that was kept."""
+    drafting = Drafting(kind, seed)
+    for _ in range(data.draw(st.integers(2, 6))):
+        counts, drafts = {}, {}
+        for row in data.draw(st.lists(st.integers(0, ROWS - 1), min_size=1, unique=True)):
+            counts[row] = data.draw(st.sampled_from([1, 1, 2, 3, 4, 4, 5, 30]))
+            if 1 < counts[row] <= 1 + MOST_DRAFTS and data.draw(st.booleans()):
+                drafts[row] = data.draw(st.integers(0, counts[row] - 1))
+        drafting.step(counts, drafts)

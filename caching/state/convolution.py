@@ -11,16 +11,24 @@ from jax import Array
 from caching.state.table import StateTable
 
 
-def convolve(table: StateTable, windows: Array, x: Array, weights: Array, bias: Array | None) -> tuple[Array, Array]:
+def convolve(
+    table: StateTable, windows: tuple[Array, ...], x: Array, weights: Array, bias: Array | None
+) -> tuple[tuple[Array, ...], Array]:
     """Windows f[slots, (taps - 1) * channels] after the step, and f32[T, channels].
 
     ``x`` is f[T, channels], ``weights`` f32[taps, channels], of which the last is for the token
-    itself, and ``bias`` f32[channels].
+    itself, and ``bias`` f32[channels]. Where rows may have drafts, the second of ``windows`` is
+    f[slots, n * channels] of the tokens behind the first.
     """
     (tokens, channels), taps = x.shape, weights.shape[0]
     rows = jnp.arange(table.slots.shape[0], dtype=jnp.int32)
     lengths = table.lengths
-    before = table.read(windows, rows).reshape(-1, taps - 1, channels).astype(x.dtype)
+    before = table.read(windows[0], rows).reshape(-1, taps - 1, channels).astype(x.dtype)
+    for behind in windows[1:]:
+        both = jnp.concatenate([before, table.read(behind, rows).reshape(len(rows), -1, channels)], axis=1)
+        skipped = jnp.clip(table.behind, 0, both.shape[1] - taps + 1)
+        places = skipped[:, None] + jnp.arange(taps - 1, dtype=jnp.int32)[None]
+        before = jnp.take_along_axis(both, places[..., None], axis=1)
     whole = _convolved(jnp.pad(x, ((taps - 1, 0), (0, 0))), weights, bias)
     # The first tokens of each row also see its window.
     offsets = jnp.arange(taps - 1, dtype=jnp.int32)[None]
@@ -31,7 +39,13 @@ def convolve(table: StateTable, windows: Array, x: Array, weights: Array, bias: 
     outside = tokens + jnp.arange(places.size, dtype=jnp.int32).reshape(places.shape)
     places = jnp.where(is_of_row, places, outside)
     whole = whole.at[places].set(heads, mode="drop", unique_indices=True)
-    return table.write(windows, rows, _last(table, before, x), lengths > 0), whole
+    last, written = _last(table, before, x), list[Array]()
+    for behind in windows[1:]:
+        last = jnp.where(table.drafted[:, None], before.reshape(last.shape), last)
+        places = table.cu_q_lens[:-1, None] + jnp.arange(behind.shape[1] // channels, dtype=jnp.int32)[None]
+        own = x[jnp.minimum(places, tokens - 1)].reshape(len(rows), -1)
+        written.append(table.write(behind, rows, own, table.drafted & (lengths > 0)))
+    return (table.write(windows[0], rows, last, lengths > 0), *written), whole
 
 
 def _convolved(x: Array, weights: Array, bias: Array | None) -> Array:

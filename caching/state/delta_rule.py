@@ -12,8 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from caching.state.ragged import CHUNK
-
 NORM_EPS = np.float32(1e-6)
 """Added to squared lengths of queries and keys."""
 EXACT = jax.lax.Precision.HIGHEST
@@ -52,31 +50,31 @@ class GatedDeltaRule:
     def chunk(self, state: Array, inputs: DeltaInputs) -> tuple[Array, Array]:
         """See Recurrence."""
         q, k = _queries_and_keys(inputs)
-        both, v = jnp.concatenate([k, q]), inputs.v.astype(jnp.float32)
+        both, v, count = jnp.concatenate([k, q]), inputs.v.astype(jnp.float32), len(inputs.v)
         grouped = state.reshape(*v.shape[1:3], *state.shape[-2:])
         beta, decay = (jnp.moveaxis(x, 0, -1) for x in (inputs.beta, inputs.log_decay))
         between = decay_between(decay)
         products = jnp.einsum("ihd,jhd->hij", both, k, precision=EXACT)[:, None]
         read = jnp.einsum("ihd,hgdv->hgiv", both, grouped, precision=EXACT)
         since = jnp.exp(jnp.cumsum(decay, axis=-1))[..., None]
-        missing = jnp.moveaxis(v, 0, 2) - since * read[:, :, :CHUNK]
-        later = np.tril(np.ones((CHUNK, CHUNK), np.bool_), -1)[None, None]
-        among = jnp.where(later, beta[..., None] * products[:, :, :CHUNK] * between, np.float32(0))
+        missing = jnp.moveaxis(v, 0, 2) - since * read[:, :, :count]
+        later = np.tril(np.ones((count, count), np.bool_), -1)[None, None]
+        among = jnp.where(later, beta[..., None] * products[:, :, :count] * between, np.float32(0))
         added = jnp.matmul(inverse_of_unit_lower(among), beta[..., None] * missing, precision=EXACT)
-        scores = products[:, :, CHUNK:] * between
-        out = since * read[:, :, CHUNK:] + jnp.matmul(scores, added, precision=EXACT)
+        scores = products[:, :, count:] * between
+        out = since * read[:, :, count:] + jnp.matmul(scores, added, precision=EXACT)
         until = between[..., -1, :, None]
         summed = jnp.einsum("ihd,hgiv->hgdv", k, until * added, precision=EXACT)
         new = since[..., -1:, :] * grouped + summed
-        return new.reshape(state.shape), jnp.moveaxis(out, 2, 0).reshape(CHUNK, -1, state.shape[-1])
+        return new.reshape(state.shape), jnp.moveaxis(out, 2, 0).reshape(count, -1, state.shape[-1])
 
 
 def decay_between(log_decay: Array) -> Array:
-    """f32[..., CHUNK] of each token -> f32[..., to, from], 0 to earlier tokens.
+    """f32[..., n] of each token -> f32[..., to, from], 0 to earlier tokens.
 
     Differences of running sums would lose the digits of small decays behind large ones.
     """
-    lower = np.tril(np.ones((CHUNK, CHUNK), np.float32))
+    lower = np.tril(np.ones((log_decay.shape[-1],) * 2, np.float32))
     behind = np.tril(lower, -1).reshape((1,) * (log_decay.ndim - 1) + lower.shape)
     sums = jnp.einsum("it,...tj->...ij", lower, log_decay[..., None] * behind, precision=EXACT)
     return jnp.exp(jnp.where(lower.reshape(behind.shape) > 0, sums, -jnp.inf))

@@ -22,6 +22,11 @@ class StateArray(NamedTuple):
         assert first % devices == 0, f"{devices} devices do not divide {self.shape}"
         return (first // devices + self.whole, *rest)
 
+    def repeated(self, count: int) -> "StateArray":
+        """So many of a flat one."""
+        (first,) = self.shape
+        return StateArray((count * first,), self.dtype, count * self.whole)
+
 
 @dataclass(frozen=True)
 class StatePool:

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from caching.state.delta_rule import EXACT, decay_between
-from caching.state.ragged import CHUNK
 
 
 class StateSpaceInputs(NamedTuple):
@@ -54,4 +53,4 @@ class StateSpace:
         until = between[..., -1, :, None]
         summed = jnp.einsum("ghjp,jgn->ghpn", until * timed, b, precision=EXACT)
         new = since[..., -1:, :] * grouped + summed
-        return new.reshape(state.shape), jnp.moveaxis(out, 2, 0).reshape(CHUNK, *state.shape[:-1])
+        return new.reshape(state.shape), jnp.moveaxis(out, 2, 0).reshape(len(x), *state.shape[:-1])

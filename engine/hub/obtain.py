@@ -15,7 +15,7 @@ from engine.models.family_names import check_family
 from engine.models.generation_config import chosen_generation_config
 from engine.models.heads.head_names import check_head
 from engine.progress import Progress
-from engine.speculation.speculative_config import EAGLE3, MTP, SpeculativeConfig, check_states
+from engine.speculation.speculative_config import EAGLE3, MTP, SpeculativeConfig
 
 Report = Callable[[Progress], None]
 
@@ -80,11 +80,9 @@ def _download_weights(name: str, directory: Path, report: Report, check: Callabl
 def _check_model(directory: Path, speculation: SpeculativeConfig | None = None) -> None:
     """Raises ConfigurationError if the model cannot be served, or not with these drafts."""
     from engine.models.heads.mtp_layer import mtp_head
-    from engine.models.layers.cache_layout import cache_layout
     from engine.models.model_config import read_config_file
 
     model = read_config_file(directory / "config.json")
-    check_states(speculation, has_states=bool(cache_layout(model.blocks).states))
     if speculation is not None and speculation.method == MTP:
         mtp_head(model)
 

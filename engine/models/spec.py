@@ -155,6 +155,10 @@ class MTPHeadSpec:
 
     prefix: str
     """Of its tensors."""
+    reads_first: bool = False
+    """Whether it reads the token at position 1, or zeros in its place."""
+    chains_normed: bool = False
+    """Whether it reads its own hidden states behind its norm, or before."""
     taps: ClassVar[tuple[int, ...]] = ()
     """It reads what comes out of the model, and the input of no layer."""
 
@@ -186,7 +190,7 @@ class ModelSpec:
     """The parts of the checkpoint besides the text model: the prefix of their tensors, a name."""
     unused_tensors: str | None = None
     """Expression for names of tensors that published checkpoints have and no layer reads."""
-    further_layers: int = 0
+    further_layers: "tuple[MTPHeadSpec, ...]" = ()
     """Layers of the checkpoint behind the last one, which predict further tokens (multi-token
     prediction). They are no part of the model."""
     published: Format | None = None

@@ -94,8 +94,8 @@ class ChipFit:
     @property
     def one_page(self) -> PagedAttentionCacheMetaData:
         """A chip's pool of one page and one slot."""
-        page = self.backend.one_page(self.partition, self._page_size, self.kv_dtype, self.dtype)
         draft, speculation = self.draft, self.config.speculation
+        page = self.backend.one_page(self.partition, self._page_size, self.kv_dtype, self.dtype, speculation)
         if draft is None or speculation is None:
             return page
         model = draft.partition.model

@@ -101,7 +101,8 @@ class ChipPlan(msgspec.Struct, frozen=True):
     prompts: list[PromptStep] = []
     """Steps of prompts of ``tokens_a_sequence`` tokens."""
     verified: list[DecodeStep] = []
-    """Steps that verify drafts; none where a model's states cannot go back to before a draft."""
+    """Steps that verify drafts; none where a model's states are planned without any, as they then have
+    no room to go back."""
     states: int = 0
     """Recurrent states, in ``num_states`` slots, one of them the sink."""
     num_states: int = 0

@@ -33,7 +33,6 @@ from engine.planner.ici import exchanges_seconds
 from engine.planner.topology import chips_of, topology_of
 from engine.progress import Progress
 from engine.served_model import adapter_sizes, in_words, read_draft
-from engine.speculation.speculative_config import check_states
 from engine.step.backend import SMALLEST_ACCELERATOR_STEP, Backend
 from engine.step.compilation import Compilation, compile_program
 from engine.step.execution_manager import ExecutionManager
@@ -101,7 +100,7 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
         compile_seconds=seconds,
         decode=decode_steps(fit, programs, shapes, tokens),
         prompts=prompt_steps(fit, programs, shapes, tokens),
-        verified=[] if states else decode_steps(fit, programs, shapes, tokens, drafts),
+        verified=[] if states and config.speculation is None else decode_steps(fit, programs, shapes, tokens, drafts),
     )
 
 
@@ -173,7 +172,6 @@ def _partition(config: EngineConfig, model: ModelSpec, chips: int) -> Partition:
 
 
 def _shapes(fit: ChipFit, cache: CachePlanner) -> StepShapes:
-    check_states(fit.config.speculation, has_states=cache.pool.states is not None)
     sizes = fit.config.max_num_seqs, fit.config.max_num_batched_tokens, cache.max_model_len
     adapters = adapter_sizes(fit.config, fit.dtype, fit.backend)
     return StepShapes(*sizes, cache.pool, SMALLEST_ACCELERATOR_STEP, cache.host, adapters, fit.config.speculation)

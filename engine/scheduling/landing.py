@@ -35,7 +35,7 @@ class Landing:
         for row, sequence, samples, token_ids in rows:
             sequence.num_in_flight -= samples
             if sequence.slot >= 0:
-                sequence.num_computed_tokens -= samples - len(token_ids)  # behind the first wrong draft
+                sequence.take_back(samples - len(token_ids), sequence.num_tokens + len(token_ids) - 1)
             elif sequence.status is SequenceStatus.FINISHED:
                 continue
             prompt_logprobs: ListOf[TokenLogprobs] = ()

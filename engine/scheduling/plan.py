@@ -147,8 +147,9 @@ class NextIterationPlan:
         self.starts.append(sequence.num_tokens)
         self.counts.append(of.counts[row])
         self.samples.append(1 + len(masked))
-        sequence.num_in_flight -= of.counts[row] - self.samples[-1]
-        sequence.num_computed_tokens -= of.counts[row] - self.samples[-1]
+        left_out = of.counts[row] - self.samples[-1]
+        sequence.num_in_flight -= left_out
+        sequence.take_back(left_out, sequence.num_tokens + len(masked))
 
     def add(self, sequence: Sequence, count: int) -> None:
         """Add a row: the next ``count`` tokens of a sequence, which now count as computed."""

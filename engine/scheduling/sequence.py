@@ -104,7 +104,8 @@ class Sequence:
     state_slot: int = SINK_SLOT
     """Slot that its next step writes that state to."""
     passed_states: list[tuple[int, int]] = field(default_factory=list)
-    """Tokens and slots of the states that are kept of it and cannot be found yet."""
+    """Tokens and slots of the states that are kept of it and cannot be found yet; 0 tokens if they
+    never will be."""
     last_state: bytes | None = None
     """The key of the last state that was kept of it, unless others branched off there."""
     branch: int = 0
@@ -155,6 +156,13 @@ class Sequence:
             after = self.output_token_ids[max(0, start - len(prompt)) : max(0, end - len(prompt))]
             keys += page_keys(keys[-1] if keys else self.salt, prompt[start:end] + after, page_size)
         return keys
+
+    def take_back(self, count: int, confirmed: int) -> None:
+        """The last ``count`` computed tokens are behind a wrong draft, as is all of them and of its
+        states behind the first ``confirmed``."""
+        self.num_computed_tokens -= count
+        if count:
+            self.passed_states = [(tokens if tokens <= confirmed else 0, slot) for tokens, slot in self.passed_states]
 
     @property
     def num_pages(self) -> int:

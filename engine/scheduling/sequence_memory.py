@@ -106,8 +106,6 @@ class SequenceMemory:
         """Give it pages for one more page of tokens; False if too few are free or cached."""
         if self._windowed:
             self._let_go(sequence)
-        if self._states is not None:
-            self._states.keep(sequence)
         if not self._pages.can_alloc(self._num_groups + self._owed):
             return False
         for table in sequence.pages:

@@ -85,16 +85,6 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         ) from error
 
 
-def check_states(speculation: SpeculativeConfig | None, *, has_states: bool) -> None:
-    """Raises ConfigurationError where there are to be drafts and a model has states that a wrong
-    one would spoil."""
-    if speculation is not None and has_states:
-        raise ConfigurationError(
-            "speculative_config is not for this model: the states of its recurrent layers cannot go back behind a wrong "
-            "draft; leave it out"
-        )
-
-
 def _require(holds: bool, key: str, allowed: str, given: object) -> None:
     if not holds:
         raise ValueError(f"{key} must be {allowed}, not {given!r}")

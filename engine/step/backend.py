@@ -32,6 +32,7 @@ from engine.models.spec import ModelSpec
 from engine.models.weights import panels
 from engine.models.weights.store import int8_products
 from engine.models.weights.weight_format import Layout, WeightFormat
+from engine.speculation.speculative_config import SpeculativeConfig
 
 CACHE = PartitionSpec(TP)
 """Sharding of the pool: each device has the pages of its own kv heads, concatenated on axis 0."""
@@ -83,12 +84,19 @@ class Backend:
         return replace(form, int8_products=int8_products(partition)) if quantization == "w8a8" else form
 
     def one_page(
-        self, partition: Partition, page_size: int, dtype: np.dtype, activations: np.dtype | None = None
+        self,
+        partition: Partition,
+        page_size: int,
+        dtype: np.dtype,
+        activations: np.dtype | None = None,
+        speculation: SpeculativeConfig | None = None,
     ) -> PagedAttentionCacheMetaData:
         """A device's pool of one page of a dtype, and of one slot, for its part of a model.
 
-        ``activations`` are of the dtype of pages by default.
+        ``activations`` are of the dtype of pages by default. With ``speculation`` a slot has room
+        for the tokens of a row with drafts.
         """
+        num_undone = 0 if speculation is None else 1 + speculation.num_speculative_tokens
         model = partition.model
         kv_heads, head_dim = self.stored_heads(partition.kv_heads_each, model.head_dim, dtype)
         layout = cache_layout(model.blocks, keeps_all=model.keeps_all)
@@ -102,13 +110,13 @@ class Backend:
             vectors=1 if model.has_latents else 2,
             stacked=self.scans,
             windows=layout.windows,
-            states=self._one_slot(layout, partition.devices, activations or dtype),
+            states=self._one_slot(layout, partition.devices, activations or dtype, num_undone),
         )
 
-    def _one_slot(self, layout: CacheLayout, devices: int, activations: np.dtype) -> StatePool | None:
+    def _one_slot(self, layout: CacheLayout, devices: int, activations: np.dtype, num_undone: int) -> StatePool | None:
         if not layout.states:
             return None
-        arrays, count = layout.states[0].arrays, len(layout.states)
+        arrays, count = layout.states[0].slot(num_undone), len(layout.states)
         return StatePool.of_one_slot(arrays, count, devices, activations, stacked=self.scans)
 
     def _allocate(self, metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:

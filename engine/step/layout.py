@@ -222,7 +222,10 @@ class StepLayout:
         if not self.has_states:
             return None
         sources, slots = self.view(packed, "state_sources"), self.view(packed, "state_slots")
-        return StateTable(sources, slots, table.cu_q_lens, table.num_seqs, num_slots=num_slots)
+        starts = table.kv_lens - jnp.diff(table.cu_q_lens)
+        drafted = jnp.abs(self.view(packed, "samples")[: self.model_rows]) > 1
+        rows = sources, slots, table.cu_q_lens, table.num_seqs, starts, drafted
+        return StateTable(*rows, behind=jnp.zeros_like(starts), num_slots=num_slots)
 
     def unpack_adapters(self, packed: Array, table: PageTable) -> Array:
         """i32[T] the slot of each token's adapter; -1 if it has none."""

@@ -11,7 +11,7 @@ from engine.models.feed_forward import GatedSpec
 from engine.models.layers.expert_router import RouterSpec, Scoring
 from engine.models.layers.experts import ExpertsSpec, gated
 from engine.models.requirements import Count, Positive
-from engine.models.spec import ModelSpec
+from engine.models.spec import ModelSpec, MTPHeadSpec
 
 FURTHER = "layers that predict further tokens"
 FurtherLayers = Annotated[int, msgspec.Meta(ge=0, le=4096)]
@@ -68,8 +68,8 @@ def expert_rules(model: ModelSpec, sparse: Collection[int]) -> ModelSpec:
 def with_further_layers(model: ModelSpec, count: int) -> ModelSpec:
     """The model of a checkpoint in which so many layers behind the last predict further tokens."""
     numbers = range(model.num_layers, model.num_layers + count)
-    unserved = tuple((f"model.layers.{number}.", FURTHER) for number in numbers)
-    return replace(model, unserved=unserved, further_layers=count)
+    heads = tuple(MTPHeadSpec(f"model.layers.{number}.") for number in numbers)
+    return replace(model, unserved=tuple((head.prefix, FURTHER) for head in heads), further_layers=heads)
 
 
 def glm4_moe(fields: Glm4MoeFields) -> ModelSpec:

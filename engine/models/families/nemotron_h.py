@@ -5,8 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from engine.models.families.glm4_moe import SigmoidMoeFields
-from engine.models.families.qwen3_next import MTP
+from engine.models.families.glm4_moe import FURTHER, SigmoidMoeFields
 from engine.models.family import FULL, LINEAR, Family, decoder_spec
 from engine.models.feed_forward import ACTIVATIONS, Activation, GatedSpec
 from engine.models.layers.expert_router import RouterSpec, Scoring
@@ -122,7 +121,7 @@ def nemotron_h(fields: NemotronHFields) -> ModelSpec:
     model = decoder_spec(plain, ropes=[NO_ROPE] * len(types))
     blocks = tuple(_block(fields, block, layer_type) for block, layer_type in zip(model.blocks, types, strict=True))
     rules = _rules(types, has_bias=fields.mlp_bias)
-    return replace(model, blocks=blocks, tensors=tuple(rules.items()), unserved=tuple(MTP.items()))
+    return replace(model, blocks=blocks, tensors=tuple(rules.items()), unserved=(("mtp.", FURTHER),))
 
 
 def _block(fields: NemotronHFields, attention: BlockSpec, layer_type: str) -> BlockSpec:

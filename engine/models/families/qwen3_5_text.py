@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.models.families.qwen3_next import DEFAULTS, FIXED, MTP, SCALES, DeltaNetFields, delta_net_model
+from engine.models.families.qwen3_next import DEFAULTS, FIXED, SCALES, DeltaNetFields, delta_net_model
 from engine.models.family import Family
 from engine.models.spec import ModelSpec
 
@@ -11,7 +11,7 @@ def qwen3_5(fields: DeltaNetFields) -> ModelSpec:
     """A model of text has one position a token, so the sections of its rope are all the same."""
     model, net = delta_net_model(fields), fields.delta_net
     rules = net.rules_of_parts if net in model.mixers else {}
-    return replace(model, tensors=tuple(rules.items()), unserved=tuple(MTP.items()))
+    return replace(model, tensors=tuple(rules.items()))
 
 
 FAMILY = Family(

@@ -5,13 +5,14 @@ from dataclasses import replace
 import msgspec
 
 from engine.models.families.gemma2 import plus_one
+from engine.models.families.glm4_moe import FURTHER, FurtherLayers
 from engine.models.families.qwen3_moe import QwenMoeFields
 from engine.models.family import Family, decoder_spec, linear_layers, uniform_rope, with_experts, with_mixers
 from engine.models.feed_forward import GatedSpec
 from engine.models.layers.delta_net import DeltaNetSpec
 from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, require
-from engine.models.spec import ModelSpec
+from engine.models.spec import ModelSpec, MTPHeadSpec
 from engine.models.weights.parameters import LAYER, tensors
 
 NORMS = {
@@ -24,7 +25,7 @@ NORMS = {
 SCALES = {f"{name}.scale": tensors(f"{stored}.weight", transform=plus_one) for name, stored in NORMS.items()}
 DEFAULTS = {"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25}
 FIXED = {"use_sliding_window": False, "mlp_bias": False}
-MTP = {"mtp.": "multi-token prediction"}
+PREDICTOR = MTPHeadSpec("mtp.", reads_first=True, chains_normed=True)
 
 
 class DeltaNetFields(QwenMoeFields):
@@ -36,6 +37,7 @@ class DeltaNetFields(QwenMoeFields):
     linear_num_key_heads: Count = 16
     linear_num_value_heads: Count = 32
     full_attention_interval: Count = 4
+    mtp_num_hidden_layers: FurtherLayers = 1
 
     @property
     def delta_net(self) -> DeltaNetSpec:
@@ -72,7 +74,8 @@ def delta_net_model(fields: DeltaNetFields) -> ModelSpec:
     ropes = [uniform_rope(plain, partial=True)] * fields.num_hidden_layers
     model = decoder_spec(plain, qk_norm=True, ropes=ropes)
     blocks = (replace(block, mixer=replace(self_attention(block), gated=True)) for block in model.blocks)
-    model = replace(model, blocks=tuple(blocks))
+    further = (PREDICTOR,) * fields.mtp_num_hidden_layers
+    model = replace(model, blocks=tuple(blocks), unserved=((PREDICTOR.prefix, FURTHER),), further_layers=further)
     return with_mixers(model, fields.delta_net, linear_layers(fields.types, fields.num_hidden_layers))
 
 
@@ -80,8 +83,7 @@ def qwen3_next(fields: Qwen3NextFields) -> ModelSpec:
     """Layers without experts are dense."""
     shared = GatedSpec(fields.shared_expert_intermediate_size, activation=fields.activation)
     experts = replace(fields.experts, shared=shared, shared_gate=True)
-    model = with_experts(delta_net_model(fields), experts, fields.sparse_layers)
-    return replace(model, unserved=tuple(MTP.items()))
+    return with_experts(delta_net_model(fields), experts, fields.sparse_layers)
 
 
 FAMILY = Family(

@@ -5,9 +5,10 @@ model's hidden state behind its last norm, or where that is a draft itself, the 
 state. Both are normed and joined by one product, and go through a layer of the model's kind. The
 embedding and the head are the model's.
 
-The arithmetic is that of vLLM 0.11 (vllm/model_executor/models/deepseek_mtp.py, glm4_moe_mtp.py),
-which counts each position one less, and at the first of them reads zeros for the token. The token
-at position 0 has none before it, and no other sees it (``AttentionSpec.first``).
+The arithmetic is that of vLLM 0.11 (vllm/model_executor/models/deepseek_mtp.py, glm4_moe_mtp.py,
+qwen3_next_mtp.py), which counts each position one less, and at the first of them reads zeros for the
+token, but in Qwen's. The token at position 0 has none before it, and no other sees it
+(``AttentionSpec.first``). Of a draft Qwen's layer reads its hidden state behind its norm.
 """
 
 from collections.abc import Sequence
@@ -19,10 +20,12 @@ from jax import Array
 
 from engine.models.decoder import Decoder, DecoderLayer
 from engine.models.decoder import logits as to_logits
+from engine.models.heads.mtp_layer import NORMS
 from engine.models.linear import linear, look_up
 from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
 from engine.models.rope import Rotation, rotations
+from engine.models.spec import MTPHeadSpec
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.forms import Weight
@@ -39,18 +42,17 @@ class MTPHead(nnx.Module):
         make = ParameterFactory(rngs, partition.devices, model.num_layers, dict(model.tensors))
         hidden = {"hidden": model.hidden_size}
 
-        def norm(name: str, stored: str) -> RMSNorm:
-            rule = tensors(f"model.layers.0.{stored}.weight")
+        def norm(name: str) -> RMSNorm:
+            rule = tensors(f"model.layers.0.{NORMS[name]}.weight")
             return RMSNorm(name, hidden, model.rms_norm_eps, rule, make, centered=model.centered_norms)
 
-        self.embedding_norm = norm("embedding_norm", "enorm")
-        self.feature_norm = norm("feature_norm", "hnorm")
+        self.embedding_norm, self.feature_norm = norm("embedding_norm"), norm("feature_norm")
         joined = {"columns": 2 * model.hidden_size}
         self.joint = make.kernel("joint", joined, hidden, tensors("model.layers.0.eh_proj.weight"))
         self.layers: nnx.List[DecoderLayer] = nnx.List([DecoderLayer(block, partition, make)])
-        self.norm = norm("norm", "shared_head.norm")
-        self.partition = partition
-        make.require_all_rules_used()
+        self.norm = norm("norm")
+        assert isinstance(model.head, MTPHeadSpec)
+        self.partition, self.spec = partition, model.head
 
     def shared(self, model: Decoder) -> list[nnx.Param[Weight]]:
         """The model's tables that it reads: the embedding, and that of logits."""
@@ -72,11 +74,12 @@ class MTPHead(nnx.Module):
         """i32[...] ids at i32[...] positions, and f[..., hidden] the features before them -> caches,
         f[..., hidden]. ``shared`` are the tables of that name."""
         embedded = look_up(shared[0], token_ids, None, self.partition.axis).astype(features.dtype)
-        embedded = jnp.where((positions == 1)[..., None], np.array(0, features.dtype), embedded)
+        if not self.spec.reads_first:
+            embedded = jnp.where((positions == 1)[..., None], np.array(0, features.dtype), embedded)
         joined = jnp.concatenate([self.embedding_norm(embedded), self.feature_norm(features)], axis=-1)
         (cache,) = caches
         cache, hidden = self.layers[0](linear(joined, self.joint, None, None), cache, Place(0, None), step)
-        return [cache], hidden
+        return [cache], self.norm(hidden) if self.spec.chains_normed else hidden
 
     def rotations(self, positions: Array, longest: int | None = None) -> tuple[Rotation, ...]:
         """As those of a Decoder."""
@@ -84,7 +87,8 @@ class MTPHead(nnx.Module):
 
     def logits(self, hidden: Array, shared: Sequence[nnx.Param[Weight]]) -> Array:
         """f[rows, hidden] -> f32[rows, part of the vocabulary]."""
-        return to_logits(self.norm(hidden), shared[1].get_value(), self.partition)
+        normed = hidden if self.spec.chains_normed else self.norm(hidden)
+        return to_logits(normed, shared[1].get_value(), self.partition)
 
     def token_ids(self, numbers: Array) -> Array:
         """i32[rows] tokens, which are what it drafts."""

@@ -62,7 +62,10 @@ class DeltaNetSpec:
         """See MixerSpec."""
         channels = self.key_heads * sum(self.parts[:3])
         window = StateArray(((self.taps - 1) * channels,))
-        return State((window, StateArray((self.value_heads, self.key_dim, self.value_dim), FLOAT32)))
+        q, v = StateArray((self.key_heads * self.key_dim,)), StateArray((self.value_heads * self.value_dim,))
+        gate = StateArray((self.value_heads,), FLOAT32)
+        of_token = StateArray((channels,)), q, q, v, gate, gate  # behind the first as DeltaInputs
+        return State((window, StateArray((self.value_heads, self.key_dim, self.value_dim), FLOAT32)), of_token)
 
     @property
     def rotated(self) -> None:
@@ -123,19 +126,19 @@ class DeltaNet(nnx.Module):
         self.spec, self.axis, self.devices, self.eps = spec, make.axis, make.devices, partition.model.rms_norm_eps
 
     def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
-        table, (windows, states) = slots_of(x, cache, place, step, self.spec.cached.arrays, self.devices)
+        slots = slots_of(x, cache, place, step, self.spec.cached, self.devices)
         flat = x.reshape(-1, x.shape[-1])
         parts = linear(flat, self.in_kernel, None, step.adapters)
         mixed, gate = jnp.split(parts, [sum(self.spec.parts[:3])], axis=-1)
         weights = self.convolution[...].reshape(self.spec.taps, -1)
-        windows, mixed = convolve(table, windows, mixed.reshape(len(flat), -1), weights, None)
+        windows, mixed = convolve(slots.table, slots.windows, mixed.reshape(len(flat), -1), weights, None)
         inputs = self._inputs(
             self.spec.activation(mixed).astype(x.dtype).reshape(*parts.shape[:2], -1), flat, step.adapters
         )
-        states, read = scan_rows(GatedDeltaRule(), table, states, inputs)
+        stored, read = scan_rows(GatedDeltaRule(), slots.table, slots.stored, inputs)
         normed = self._normed(read, gate.reshape(read.shape)).astype(x.dtype)
         out = linear(normed.reshape(*x.shape[:-1], -1), self.out_kernel, None, step.adapters, self.axis)
-        return None if cache is None else (windows, states), out
+        return None if cache is None else slots._replace(windows=windows, stored=stored).cache, out
 
     def _inputs(self, mixed: Array, flat: Array, adapters: AdapterRows | None) -> DeltaInputs:
         """``mixed`` is f[T, key_heads, columns] behind the convolution, ``flat`` f[T, hidden]."""

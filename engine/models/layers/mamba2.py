@@ -46,12 +46,13 @@ class Mamba2Spec:
     @property
     def cached(self) -> State:
         """See MixerSpec. If there is one group, each device has its b and c."""
-        each, shared = self.heads * self.head_dim, 2 * self.groups * self.state_size
-        before = self.taps - 1
-        window = StateArray((before * each,), whole=before * shared)
-        if self.groups > 1:
-            window = StateArray((before * (each + shared),))
-        return State((window, StateArray((self.heads, self.head_dim, self.state_size), FLOAT32)))
+        x, shared = StateArray((self.heads * self.head_dim,)), self.groups * self.state_size
+        of_group = StateArray((0,), whole=shared) if self.groups == 1 else StateArray((shared,))
+        mixed = StateArray((x.shape[0] + 2 * of_group.shape[0],), whole=2 * of_group.whole)
+        time = StateArray((self.heads,), FLOAT32)
+        of_token = mixed, x, of_group, of_group, time, time  # behind the first as StateSpaceInputs
+        state = StateArray((self.heads, self.head_dim, self.state_size), FLOAT32)
+        return State((mixed.repeated(self.taps - 1), state), of_token)
 
     @property
     def rotated(self) -> None:
@@ -133,19 +134,19 @@ class Mamba2(nnx.Module):
         self.is_spread = replicas > 1
 
     def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
-        table, (windows, states) = slots_of(x, cache, place, step, self.spec.cached.arrays, self.devices)
+        slots = slots_of(x, cache, place, step, self.spec.cached, self.devices)
         flat = x.reshape(-1, x.shape[-1])
         parts = linear(flat, self.in_kernel, self.in_bias, step.adapters)
         gate, mixed, dt = jnp.split(parts, np.cumsum([self.parts[0], sum(self.parts[1:4])]), axis=-1)
         weights = self.convolution[...].reshape(self.spec.taps, -1)
         bias = None if self.convolution_bias is None else self.convolution_bias[...].reshape(-1)
-        windows, convolved = convolve(table, windows, mixed.reshape(len(flat), -1), weights, bias)
+        windows, convolved = convolve(slots.table, slots.windows, mixed.reshape(len(flat), -1), weights, bias)
         inputs = self._inputs(self.spec.activation(convolved).astype(x.dtype).reshape(mixed.shape), dt)
-        states, read = scan_rows(StateSpace(), table, states, inputs)
+        stored, read = scan_rows(StateSpace(), slots.table, slots.stored, inputs)
         skipped = inputs.x.astype(jnp.float32) * self.skip[...][None, ..., None]
         normed = self._normed(read.reshape(gate.shape) + skipped.reshape(gate.shape), gate).astype(x.dtype)
         out = linear(normed.reshape(*x.shape[:-1], -1), self.out_kernel, self.out_bias, step.adapters, self.axis)
-        return None if cache is None else (windows, states), out
+        return None if cache is None else slots._replace(windows=windows, stored=stored).cache, out
 
     def _inputs(self, mixed: Array, dt: Array) -> StateSpaceInputs:
         """``mixed`` is f[T, groups, columns] behind the convolution, ``dt`` f[T, groups, each]."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+import numpy as np
 from jax import Array
 
 from caching.state.spec import StateArray
@@ -51,6 +52,17 @@ class State:
     """A layer keeps arrays of equal size for each sequence, whatever its length, in a slot."""
 
     arrays: tuple[StateArray, ...]
+    each_token: tuple[StateArray, ...] = ()
+    """Flat: what of a token a slot has behind its state, where rows may have drafts
+    (caching/state/table.py). What the convolution reads, and then what the recurrence does."""
+
+    def slot(self, num_undone: int) -> tuple[StateArray, ...]:
+        """The arrays of a slot with up to so many tokens behind its state: beside ``arrays`` the
+        number of tokens in that, if there are any."""
+        if not num_undone:
+            return self.arrays
+        base = StateArray((0,), np.dtype(np.int32), whole=1)
+        return *self.arrays, base, *(array.repeated(num_undone) for array in self.each_token)
 
 
 InPages = KeysAndValues | Latents

@@ -1,31 +1,51 @@
 """What layers with a recurrent state share: the slots of a step, and their small parameters."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax import Array
 from jax import numpy as jnp
 from numpy.typing import NDArray
 
-from caching.state.spec import StateArray
 from caching.state.table import StateTable
+from engine.models.layers.mixer import State
 from engine.models.step_context import LayerCache, Place, StepContext
 
 FLOAT32 = np.dtype(np.float32)
 
 
-def slots_of(
-    x: Array, cache: LayerCache, place: Place, step: StepContext, arrays: tuple[StateArray, ...], devices: int
-) -> tuple[StateTable, tuple[Array, ...]]:
-    """A layer's slots in a step, and its arrays of states.
+class LayerSlots(NamedTuple):
+    """A layer's slots in a step, and its arrays of states. ``bases`` is one where rows may have
+    drafts: then the others have more than one array."""
 
-    Over whole rows ``x`` f[batch, length, hidden], which begin with zeros, both are made here.
+    table: StateTable
+    windows: tuple[Array, ...]
+    """Of ``convolve``."""
+    stored: tuple[Array, ...]
+    """Of ``scan_rows``."""
+    bases: tuple[Array, ...] = ()
+
+    @property
+    def cache(self) -> tuple[Array, ...]:
+        """The arrays, in the order of ``State.slot``."""
+        return self.windows[0], self.stored[0], *self.bases, *self.windows[1:], *self.stored[1:]
+
+
+def slots_of(x: Array, cache: LayerCache, place: Place, step: StepContext, state: State, devices: int) -> LayerSlots:
+    """A layer's slots in a step, with how many tokens will be in each state.
+
+    Over whole rows ``x`` f[batch, length, hidden], which begin with zeros, they are made here.
     """
     if isinstance(cache, tuple) and step.states is not None:
-        return step.states.of_layer(place.layer), cache
+        (window, states, *others), table = cache, step.states.of_layer(place.layer)
+        if not others:
+            return LayerSlots(table, (window,), (states,))
+        base, tokens, *behind = others
+        table, base = table.after_base(base)
+        return LayerSlots(table, (window, tokens), (states, *behind), (base,))
     batch, length, _ = x.shape
-    made = [jnp.zeros((batch + 1, *array.part(devices)), array.dtype or x.dtype) for array in arrays]
-    return StateTable.of_whole_rows(batch, length), tuple(made)
+    window, states = (jnp.zeros((batch + 1, *one.part(devices)), one.dtype or x.dtype) for one in state.arrays)
+    return LayerSlots(StateTable.of_whole_rows(batch, length), (window,), (states,))
 
 
 def minus_exp(x: NDArray[Any]) -> NDArray[Any]:

@@ -8,9 +8,10 @@ the end of a page:
 - The chunks of a prompt end there, where they lose little by it (``LEFT_OUT``); its last full page
   ends one, if that is ``WORTH_A_STEP``; and so does what is known of its pages where no state is,
   as other prompts are likely to branch off there too.
-- While a sequence decodes, the state behind its last full page is kept. As the tokens of that page
-  may be in flight, it can be found only later, when they have landed: a request that has ended, or
-  was preempted, goes on from there.
+- While a sequence decodes, the state behind its last full page is kept, also where that ends among
+  the tokens of a row with drafts, as its slot may be read there, too (caching/state/table.py). As the
+  tokens of that page may be in flight, it can be found only later, when they have landed and no
+  draft before its end was wrong: a request that has ended, or was preempted, goes on from there.
 
 Of the states that one sequence keeps, each is evicted before all others as soon as the next one
 is kept, but for those at a prompt's end and where others branched off. There is a slot for every
@@ -147,15 +148,18 @@ class SequenceStates:
             if source not in (slot, SINK_SLOT):
                 self._slots.free([source])
             sequence.state_source = slot
-        for sequence in plan.sequences[plan.num_decodes :]:
-            if sequence.num_computed_tokens % self._page_size == 0:
-                self.keep(sequence)
+        for row, sequence, start, count in zip(
+            range(plan.num_rows), plan.sequences, plan.starts, plan.counts, strict=True
+        ):
+            last = (start + count) // self._page_size * self._page_size
+            has_drafts = count > 1 and row < plan.num_decodes
+            if last == start + count or (has_drafts and last > start):
+                self._keep(sequence, last)
 
-    def keep(self, sequence: Sequence) -> None:
-        """Keep the state of a running sequence at the end of a page, if there is a slot to spare."""
-        slot, tokens = sequence.state_slot, sequence.num_computed_tokens
-        is_written, is_at_end = sequence.state_source == slot, tokens % self._page_size == 0
-        if not (is_written and is_at_end) or sequence.salt is None or self._spare() < 1:
+    def _keep(self, sequence: Sequence, tokens: int) -> None:
+        """Keep the state of so many tokens, which its last row's slot has, if there is one to spare."""
+        slot = sequence.state_slot
+        if sequence.salt is None or self._spare() < 1:
             return
         if tokens <= sequence.num_tokens and self._slots.is_kept(self._key(sequence, tokens)):
             return
@@ -222,15 +226,20 @@ class SequenceStates:
         passed = sequence.passed_states
         while passed and passed[0][0] <= sequence.num_tokens:
             tokens, slot = passed.pop(0)
-            key = self._key(sequence, tokens)
-            if not self._slots.is_kept(key):
-                self._slots.keep(slot, key)
-                self._note_length(key, tokens // self._page_size)
-                if sequence.last_state is not None:
-                    self._slots.evict_first(sequence.last_state)
-                stays = tokens in (sequence.branch, self._last_page_end(sequence))
-                sequence.last_state = None if stays else key
+            if tokens:
+                self._find_from_now(sequence, tokens, slot)
             self._slots.free([slot])
+
+    def _find_from_now(self, sequence: Sequence, tokens: int, slot: int) -> None:
+        key = self._key(sequence, tokens)
+        if self._slots.is_kept(key):
+            return
+        self._slots.keep(slot, key)
+        self._note_length(key, tokens // self._page_size)
+        if sequence.last_state is not None:
+            self._slots.evict_first(sequence.last_state)
+        stays = tokens in (sequence.branch, self._last_page_end(sequence))
+        sequence.last_state = None if stays else key
 
     def _note_length(self, key: bytes, length: int) -> None:
         if key not in self._lengths:
