@@ -174,14 +174,17 @@ def test_a_row_that_is_no_number_stays_so_and_spoils_no_other(form, wrong):
     assert not np.isfinite(found[4]).any()
 
 
-def test_sums_of_very_many_integers_do_not_overflow():
-    """More inputs than 32 bits hold the sums of, all the largest."""
-    depth = 140_000
-    numbers, x = np.full((WIDTH + 1, depth), 127, np.int8), np.full((1, depth), 1 - 2**-8, np.float32)
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_sums_of_very_many_integers_do_not_overflow(form):
+    """More inputs than 32 bits hold the sums of, all the largest, and all in one group."""
+    depth, largest = 140_000, 127 if form == "int8" else 7
+    numbers, x = np.full((WIDTH + 1, depth), largest, np.int8), np.full((1, depth), 1 - 2**-8, np.float32)
+    ones = np.ones((WIDTH + 1, 1), np.float32)
+    packed = panels.as_panels(numbers) if form == "int8" else panels.as_panels4(numbers)
 
-    actual = product(x, panels.as_panels(numbers), WIDTH + 1, np.ones(WIDTH + 1, np.float32))
+    actual = product(x, packed, WIDTH + 1, ones[:, 0] if form == "int8" else panels.as_panels(ones))
 
-    np.testing.assert_allclose(actual, np.full((1, WIDTH + 1), depth * 127 * (1 - 2**-8)), rtol=0.01)
+    np.testing.assert_allclose(actual, np.full((1, WIDTH + 1), depth * largest * (1 - 2**-8)), rtol=0.01)
 
 
 @pytest.mark.thorough

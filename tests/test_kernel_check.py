@@ -194,7 +194,7 @@ def test_it_is_said_whether_quantised_weights_are_multiplied_by_vnni(directory, 
     served = serve(directory, quantization=quantization)
     by_xla = replace(served, backend=xla_backend(FLOAT32))
 
-    by_vnni = quantization is not None and panels.inputs_together() == 4
+    by_vnni = quantization is not None and panels.inputs_together(8) == 4
     assert ("by VNNI" in served.describe()["operations"]) is by_vnni
     assert "VNNI" not in by_xla.describe()["operations"]
 

@@ -71,13 +71,8 @@ inline void load(const Nibbles* from, Vector* two) {
   two[0] = _mm512_permutexvar_ps(both, numbers);
   two[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(both, 4), numbers);
 #else
-#if defined(__AVX2__)
-  const __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
-  const Integers both = reinterpret_cast<const Integers&>(wide);
-#else
   const Bytes bytes = *reinterpret_cast<const Bytes*>(from);
   const Integers both = __builtin_convertvector(__builtin_convertvector(bytes, Shorts), Integers);
-#endif
   two[0] = __builtin_convertvector(both << 28 >> 28, Vector);
   two[1] = __builtin_convertvector(both >> 4, Vector);
 #endif

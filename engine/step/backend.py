@@ -69,7 +69,7 @@ class Backend:
 
     def in_words(self, *, quantized: bool) -> str:
         """What serves; for quantised weights, whether the CPU's products of these are by VNNI."""
-        by_vnni = quantized and self.layout is Layout.PANELS and panels.inputs_together() > 1
+        by_vnni = quantized and self.layout is Layout.PANELS and panels.inputs_together(8) > 1
         return f"{self.description}, weights by VNNI" if by_vnni else self.description
 
     def weight_format(self, dtype: np.dtype, activations: np.dtype | None = None, bits: int = 8) -> WeightFormat:

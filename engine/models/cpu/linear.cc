@@ -96,9 +96,7 @@ void multiply_floats(const Rows& all, const Stored* panels, const float* scales)
   multiply(all, Floats{all.x, all.depth}, Kernels<Stored, NoScales>{panels, all.depth, {}}, scales);
 }
 
-#if defined(__AVX512VNNI__)
-
-constexpr int64_t kTogether = kQuad;
+#if defined(ODRIVER_INTEGERS)
 
 // A group of several is a multiple of kWidth inputs.
 template <typename Stored, typename Scales>
@@ -107,29 +105,42 @@ void multiply_digits(const Rows& all, const Kernels<Stored, Scales>& kernels, in
   multiply(all, digits.all(), kernels, scales);
 }
 
-void multiply_8_bits(const Rows& all, const void* panels, const float* scales) {
-  const Kernels<Quad8, NoScales> kernels{static_cast<const Quad8*>(panels), (all.depth + kQuad - 1) / kQuad, {}};
-  multiply_digits(all, kernels, kMostQuads, scales);
-}
+constexpr int64_t kTogether4 = kQuad;
 
 void multiply_4_bits(const Rows& all, const void* panels, const float* scales, int64_t groups) {
   const int64_t quads = (all.depth + kQuad - 1) / kQuad;
   const Kernels<Quad4, GroupScales> kernels{static_cast<const Quad4*>(panels), quads, {scales, groups, quads}};
-  multiply_digits(all, kernels, kernels.scales.group(), nullptr);
+  multiply_digits(all, kernels, std::min(kernels.scales.group(), kMostQuads4), nullptr);
 }
 
 #else
 
-constexpr int64_t kTogether = 1;
-
-void multiply_8_bits(const Rows& all, const void* panels, const float* scales) {
-  multiply_floats(all, static_cast<const int8_t*>(panels), scales);
-}
+constexpr int64_t kTogether4 = 1;
 
 void multiply_4_bits(const Rows& all, const void* panels, const float* scales, int64_t groups) {
   const GroupScales of_groups(scales, groups, all.depth);
-  multiply(all, Floats{all.x, all.depth}, Kernels<Nibbles, GroupScales>{static_cast<const Nibbles*>(panels), all.depth, of_groups},
-           nullptr);
+  const Kernels<Nibbles, GroupScales> kernels{static_cast<const Nibbles*>(panels), all.depth, of_groups};
+  multiply(all, Floats{all.x, all.depth}, kernels, nullptr);
+}
+
+#endif
+
+#if defined(__AVX512VNNI__)
+
+constexpr int64_t kTogether8 = kQuad;
+
+void multiply_8_bits(const Rows& all, const void* panels, const float* scales) {
+  const Kernels<Quad8, NoScales> kernels{static_cast<const Quad8*>(panels), (all.depth + kQuad - 1) / kQuad, {}};
+  multiply_digits(all, kernels, kMostQuads8, scales);
+}
+
+#else
+
+constexpr int64_t kTogether8 = 1;
+
+// With AVX2 as floats: a product of integers takes it more instructions, but for one row, which waits for memory either way.
+void multiply_8_bits(const Rows& all, const void* panels, const float* scales) {
+  multiply_floats(all, static_cast<const int8_t*>(panels), scales);
 }
 
 #endif
@@ -168,5 +179,5 @@ ODRIVER_HANDLER(odriver_linear, odriver::linear)
 ODRIVER_HANDLER(odriver_grouped_linear, odriver::grouped_linear)
 
 extern "C" int odriver_panel_width() { return odriver::kPanelWidth; }
-// Inputs of weights of 8 and 4 bits that lie side by side.
-extern "C" int odriver_inputs_together() { return odriver::kTogether; }
+// Inputs of weights of 8 or 4 bits that lie side by side.
+extern "C" int odriver_inputs_together(int bits) { return bits == 8 ? odriver::kTogether8 : odriver::kTogether4; }

@@ -1,6 +1,6 @@
 // Kernels [depth, width] as panels [count, depth, kPanelWidth]: the columns kPanelWidth at a time, each panel contiguous, so
-// that a step reads the weights once and in order. In 4 bits a row of a panel is kPanelWidth / 2 bytes (tiles.h). Rows of 8 and
-// 4 bits have four inputs where there is VNNI (whole.h): "depth" is then in such rows.
+// that a step reads the weights once and in order. In 4 bits a row of a panel is kPanelWidth / 2 bytes (tiles.h). Rows have four
+// inputs where products are of integers (whole.h): "depth" is then in such rows.
 
 #pragma once
 
@@ -88,7 +88,10 @@ struct Panels {
 
   const Stored* row(int panel, int64_t k) const { return begin + (panel * depth + k) * kRow; }
 
-  void read(int64_t k, int first, Vector* columns) const { read_row(row(first / kPanelVectors, k), columns); }
+  template <typename Columns>
+  void read(int64_t k, int first, Columns* columns) const {
+    read_row(row(first / kPanelVectors, k), columns);
+  }
 
   // Of the group that begins at k.
   void read_scales(int64_t k, Vector* row) const {

@@ -6,68 +6,126 @@
 #include "digits.h"
 #include "panels.h"
 
-#if defined(__AVX512VNNI__)
+#if defined(ODRIVER_INTEGERS)
 
 namespace odriver {
 
-// Weights of an output for four inputs, and of two for four: a panel's column i and, in the upper bits, i + kPanelWidth / 2.
-struct Quad8 {
-  static constexpr int32_t kZero = 128;  // what is read is so much more: VNNI multiplies a digit by an unsigned byte
-  int8_t inputs[kQuad];
-};
+// Weights of two outputs for four inputs: a panel's column i and, in the upper bits, i + kPanelWidth / 2.
 struct Quad4 {
-  static constexpr int32_t kZero = 8;
+  static constexpr int32_t kZero = 8;  // what is read is so much more: a digit is multiplied by an unsigned byte
   uint8_t inputs[kQuad];
 };
+
+constexpr int64_t kMostQuads4 = 1 << 9;  // whose products of two digits a sum of 32 bits holds
 
 template <>
 constexpr int64_t kRowElements<Quad4> = kPanelWidth / 2;
 
-constexpr int64_t kMostQuads = 1 << 14;  // whose products a sum of 32 bits holds
-
-inline void read_row(const Quad8* from, __m512i* row) {
-  for (int v = 0; v < kPanelVectors; ++v)
-    row[v] = _mm512_xor_si512(_mm512_loadu_si512(from + v * kWidth), _mm512_set1_epi8(-128));
+inline void read_row(const Quad4* from, Integers* row) {
+  const Integers both = load_integers(from) ^ int32_t(0x88888888);
+  row[0] = both & 0x0f0f0f0f;
+  row[1] = (both >> 4) & 0x0f0f0f0f;
 }
 
-inline void read_row(const Quad4* from, __m512i* row) {
-  constexpr int kFlippedAndKept = 0x28;  // (a ^ b) & c
-  const __m512i both = _mm512_loadu_si512(from), sign = _mm512_set1_epi8(8), bits = _mm512_set1_epi8(15);
-  row[0] = _mm512_ternarylogic_epi32(both, sign, bits, kFlippedAndKept);
-  row[1] = _mm512_ternarylogic_epi32(_mm512_srli_epi32(both, 4), sign, bits, kFlippedAndKept);
-}
+#if defined(__AVX512VNNI__)
 
-// sums += four unsigned bytes of a column by four digits. gcc 12 copies the sums before and after its own function for this.
-inline __attribute__((always_inline)) __m512i multiply_add(__m512i sums, __m512i columns, __m512i digits) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(columns), "v"(digits));
-  return sums;
+// Weights of an output for four inputs.
+struct Quad8 {
+  static constexpr int32_t kZero = 128;
+  int8_t inputs[kQuad];
+};
+
+constexpr int64_t kMostQuads8 = 1 << 14;  // whose products a sum of 32 bits holds
+
+inline void read_row(const Quad8* from, Integers* row) {
+  for (int v = 0; v < kPanelVectors; ++v) row[v] = load_integers(from + v * kWidth) ^ int32_t(0x80808080);
 }
 
 // sums[rows, columns] of each digit += x[rows, from begin to end] @ right[from begin to end, columns]
 template <int rows, bool prefetch, typename Right>
 inline __attribute__((always_inline)) void accumulate(const Digits& x, const Right& right, int64_t begin, int64_t end,
-                                                      __m512i (&sums)[rows][Right::kVectors][kDigits]) {
+                                                      Integers (&sums)[rows][Right::kVectors][kParts]) {
   for (int64_t k = begin; k < end; ++k) {
     if (prefetch) right.fetch(k);
     for (int first = 0; first < Right::kVectors; first += kPanelVectors) {  // panel by panel, or registers do not suffice
-      __m512i columns[kPanelVectors];
-      read_row(right.row(first / kPanelVectors, k), columns);
+      Integers columns[kPanelVectors];
+      right.read(k, first, columns);
       for (int row = 0; row < rows; ++row)
-        for (int digit = 0; digit < kDigits; ++digit) {
-          const __m512i left = _mm512_set1_epi32(x.words[(row * x.stride + k) * kWord + digit]);
+        for (int digit = 0; digit < kDigits; ++digit)
           for (int v = 0; v < kPanelVectors; ++v)
-            sums[row][first + v][digit] = multiply_add(sums[row][first + v][digit], columns[v], left);
-        }
+            sums[row][first + v][digit] = multiply_add(sums[row][first + v][digit], columns[v], x.word(row, k, digit));
     }
   }
 }
 
-inline Vector joined(const __m512i (&digits)[kDigits]) {
-  Vector sum = _mm512_cvtepi32_ps(digits[0]);
-  sum += _mm512_cvtepi32_ps(digits[1]) * 256.0f;
-  sum += _mm512_cvtepi32_ps(digits[2]) * 65536.0f;
+inline Vector joined(const Integers (&sums)[kParts]) {
+  Vector sum = __builtin_convertvector(sums[0], Vector);
+  sum += __builtin_convertvector(sums[1], Vector) * 256.0f;
+  sum += __builtin_convertvector(sums[2], Vector) * 65536.0f;
   return sum;
 }
+
+#else
+
+// The same weights as read_row gives them: bytes of a panel's columns.
+struct Quad4Read {
+  static constexpr int32_t kZero = Quad4::kZero;
+  uint8_t inputs[kQuad];
+};
+
+inline void read_row(const Quad4Read* from, Integers* row) {
+  for (int v = 0; v < kPanelVectors; ++v) row[v] = load_integers(from + v * kWidth);
+}
+
+// A panel read once: over many rows cheaper than to do so in every tile.
+template <typename Scales>
+Kernels<Quad4Read, Scales> read_panel(const Kernels<Quad4, Scales>& kernels, int64_t panel) {
+  static thread_local std::vector<Quad4Read> columns;
+  columns.resize(kernels.depth * kPanelWidth);
+  const Panels<1, Quad4, Scales> packed(kernels, panel, panel);
+  for (int64_t k = 0; k < kernels.depth; ++k) {
+    Integers row[kPanelVectors];
+    packed.read(k, 0, row);
+    std::memcpy(&columns[k * kPanelWidth], row, sizeof row);
+  }
+  return {columns.data(), kernels.depth, kernels.scales.from(panel)};
+}
+
+constexpr int64_t kQuadsOfHalves = 8;  // whose products with 4 bits a sum of 16 bits holds
+
+// As above, first in halves of 32 bits, a panel after the other. Of a group's two lower digits 256 d1 + d0 is added up.
+template <int rows, bool prefetch, typename Right>
+inline __attribute__((always_inline)) void accumulate(const Digits& x, const Right& right, int64_t begin, int64_t end,
+                                                      Integers (&sums)[rows][Right::kVectors][kParts]) {
+  for (int64_t from = begin; from < end; from += kQuadsOfHalves)
+    for (int first = 0; first < Right::kVectors; first += kPanelVectors) {
+      Integers halves[rows][kPanelVectors][kDigits];
+      for (int row = 0; row < rows; ++row)
+        for (int digit = 0; digit < kDigits; ++digit)
+          for (int v = 0; v < kPanelVectors; ++v) halves[row][v][digit] = Integers{};
+      for (int64_t k = from; k < std::min(end, from + kQuadsOfHalves); ++k) {
+        if (prefetch && first == 0) right.fetch(k);
+        Integers columns[kPanelVectors];
+        right.read(k, first, columns);
+        for (int row = 0; row < rows; ++row)
+          for (int digit = 0; digit < kDigits; ++digit)
+            for (int v = 0; v < kPanelVectors; ++v)
+              halves[row][v][digit] = multiply_add_halves(halves[row][v][digit], columns[v], x.word(row, k, digit));
+      }
+      for (int row = 0; row < rows; ++row)
+        for (int v = 0; v < kPanelVectors; ++v) {
+          const Integers(&of_digits)[kDigits] = halves[row][v];
+          sums[row][first + v][0] += added(of_digits[0], 1) + added(of_digits[1], 256);
+          sums[row][first + v][1] += added(of_digits[2], 1);
+        }
+    }
+}
+
+inline Vector joined(const Integers (&sums)[kParts]) {
+  return __builtin_convertvector(sums[0], Vector) + __builtin_convertvector(sums[1], Vector) * 65536.0f;
+}
+
+#endif
 
 // out[rows, columns] = x[rows, depth] @ right[depth, columns]
 template <int rows, bool prefetch, typename Right>
@@ -76,21 +134,21 @@ __attribute__((noinline)) void tile(const Digits& x, const Right& right, float* 
   Vector sums[rows][vectors] = {};
   for (int64_t group = 0; group < x.groups; ++group) {
     const int64_t begin = group * x.group;
-    __m512i digits[rows][vectors][kDigits];
+    Integers of_group[rows][vectors][kParts];
     for (int row = 0; row < rows; ++row)
-      for (int digit = 0; digit < kDigits; ++digit) {
-        const int32_t total = x.totals[(row * x.groups + group) * kWord + digit];
-        for (int v = 0; v < vectors; ++v) digits[row][v][digit] = _mm512_set1_epi32(-Right::Numbers::kZero * total);
+      for (int sum = 0; sum < kParts; ++sum) {
+        const int32_t total = x.totals[(row * x.groups + group) * kParts + sum];
+        for (int v = 0; v < vectors; ++v) of_group[row][v][sum] = Integers{} - Right::Numbers::kZero * total;
       }
-    accumulate<rows, prefetch>(x, right, begin, std::min(right.depth, begin + x.group), digits);
+    accumulate<rows, prefetch>(x, right, begin, std::min(right.depth, begin + x.group), of_group);
     if constexpr (Right::kGrouped) {
       Vector scales[vectors];
       right.read_scales(begin, scales);
       for (int row = 0; row < rows; ++row)
-        for (int v = 0; v < vectors; ++v) sums[row][v] += joined(digits[row][v]) * scales[v];
+        for (int v = 0; v < vectors; ++v) sums[row][v] += joined(of_group[row][v]) * scales[v];
     } else {
       for (int row = 0; row < rows; ++row)
-        for (int v = 0; v < vectors; ++v) sums[row][v] += joined(digits[row][v]);
+        for (int v = 0; v < vectors; ++v) sums[row][v] += joined(of_group[row][v]);
     }
   }
   for (int row = 0; row < rows; ++row)
@@ -127,6 +185,10 @@ void product(const Digits& x, const Right& right, float* out, int64_t rows, int6
 template <int panels, typename Stored, typename Scales>
 void multiply(const Digits& x, const Kernels<Stored, Scales>& kernels, int64_t panel, int64_t next, float* out, int64_t rows,
               int64_t width, int64_t columns) {
+#if !defined(__AVX512VNNI__)
+  if constexpr (panels == 1 && std::is_same_v<Stored, Quad4>)
+    if (rows > kRowsOfNarrow) return multiply<1>(x, read_panel(kernels, panel), 0, 0, out, rows, width, columns);
+#endif
   const Panels<panels, Stored, Scales> right(kernels, panel, next);
   if (columns == panels * kPanelWidth) return product(x, right, out, rows, width);
   for (int64_t row = 0; row < rows; ++row) {

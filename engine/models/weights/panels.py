@@ -12,7 +12,8 @@ from caching.cpu_kernels import load, register
 from engine.models.cpu_libraries import LINEAR
 
 FLOAT32 = np.dtype(np.float32)
-INTEGERS = (np.dtype(np.int8), np.dtype(jnp.int4))
+BITS = {np.dtype(np.int8): 8, np.dtype(jnp.int4): 4}
+"""Of integers."""
 
 
 @cache
@@ -25,10 +26,13 @@ def panel_width() -> int:
 
 
 @cache
-def inputs_together() -> int:
-    """Inputs of an output whose integers are side by side in a panel: 4 where products of integers
-    are by VNNI, else 1. Raises KernelsUnavailable."""
-    return int(load(LINEAR).odriver_inputs_together())
+def inputs_together(bits: int) -> int:
+    """Inputs of an output whose integers of 8 or 4 bits are side by side in a panel: 4 where
+    activations are multiplied as integers too, else 1. Raises KernelsUnavailable.
+
+    That is both with VNNI, and 4 bits with AVX2.
+    """
+    return int(load(LINEAR).odriver_inputs_together(bits))
 
 
 def panels_shape(rows: int, depth: int, dtype: np.dtype[Any] = FLOAT32) -> tuple[int, int, int]:
@@ -53,14 +57,18 @@ def as_panels4(rows: np.ndarray[Any, Any]) -> Array:
 
     A byte has column i of a panel in its lower bits and column i + width / 2 in its upper ones.
     """
-    lower, upper = np.split(in_panels(rows).astype(np.uint8), 2, axis=-1)
+    lower, upper = np.split(_in_panels(rows, inputs_together(4)).astype(np.uint8), 2, axis=-1)
     panels: Array = jax.device_put(lower & 15 | upper << 4)
     return panels
 
 
 def in_panels(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """``as_panels`` on the host."""
-    width, together = panel_width(), _together(rows.dtype)
+    return _in_panels(rows, _together(rows.dtype))
+
+
+def _in_panels(rows: np.ndarray[Any, Any], together: int) -> np.ndarray[Any, Any]:
+    width = panel_width()
     *lead, out, depth = rows.shape
     missing = -out % width, -depth % together
     padded = np.pad(rows, [*[(0, 0)] * len(lead), *((0, count) for count in missing)]) if any(missing) else rows
@@ -69,7 +77,7 @@ def in_panels(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _together(dtype: np.dtype[Any]) -> int:
-    return inputs_together() if dtype in INTEGERS else 1
+    return inputs_together(BITS[dtype]) if dtype in BITS else 1
 
 
 def product(x: Array, panels: Array, out: int, scales: Array) -> Array:
