@@ -65,7 +65,7 @@ from tokenizer_files import build_byte_level, write_tokenizer  # noqa: E402
 from caching.cpu_kernels import KernelsUnavailable  # noqa: E402
 from driver.grammars.compiler import GrammarCompiler  # noqa: E402
 from driver.text.tokenizer import HuggingFaceTokenizer  # noqa: E402
-from engine.models import cpu_libraries  # noqa: E402
+from engine import cpu_libraries  # noqa: E402
 from ipc.process.logs import OURS  # noqa: E402
 from ipc.service import daemon  # noqa: E402
 

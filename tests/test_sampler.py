@@ -7,7 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from engine.sampling import sampler
+from caching.cpu_kernels import KernelsUnavailable
+from engine.sampling import cpu_sampler, sampler
 from engine.sampling.logit_floors import MASKED_OUT
 from engine.sampling.row_blocks import BLOCK, in_blocks, top
 from engine.sampling.sampler import SamplingRows
@@ -16,10 +17,25 @@ from engine.sampling.truncation import TOP
 VOCABULARIES = {"Llama 3": 128_256, "Qwen 2": 152_064}
 
 KEY = jax.random.key(0)
-sample = jax.jit(sampler.sample)
 greedy = jax.jit(sampler.greedy)
 weigh = jax.jit(lambda logits, rows: sampler.cuts_of(logits, jnp.max(logits, axis=-1), rows).weigh(logits))
 choose = jax.jit(jax.vmap(sampler.choose, in_axes=(None, 1)))
+
+
+def prepare_kernel():
+    """Where there is none, the test is skipped."""
+    try:
+        cpu_sampler.prepare()
+    except KernelsUnavailable as unavailable:
+        pytest.skip(str(unavailable))
+
+
+@pytest.fixture(scope="module", params=[sampler.sample, cpu_sampler.sample], ids=["XLA", "kernel"])
+def sample(request):
+    """The sampler of XLA's operations, and the CPU's own."""
+    if request.param is cpu_sampler.sample:
+        prepare_kernel()
+    return jax.jit(request.param)
 
 
 def build_rows(count, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seeds=None, positions=None):
@@ -65,9 +81,10 @@ def kept_by_sorting(logits, top_k, top_p, min_p):
     return np.flatnonzero(kept & (weights >= min_p)).tolist()
 
 
-@pytest.mark.parametrize("function", [greedy, lambda logits: sample(logits, MIXED, KEY)], ids=["greedy", "mixed"])
-def test_a_row_that_is_not_finite_has_no_token_and_its_neighbours_have_theirs(function):
+@pytest.mark.parametrize("is_greedy", [True, False], ids=["greedy", "mixed"])
+def test_a_row_that_is_not_finite_has_no_token_and_its_neighbours_have_theirs(sample, is_greedy):
     """NaN or infinity anywhere in a row gives NO_TOKEN in its place."""
+    function = greedy if is_greedy else lambda logits: sample(logits, MIXED, KEY)
     logits = build_logits(rows=6, vocab=300)
     expected = np.asarray(function(logits)).copy()
     expected[[1, 3]] = sampler.NO_TOKEN
@@ -79,7 +96,7 @@ def test_a_row_that_is_not_finite_has_no_token_and_its_neighbours_have_theirs(fu
             assert function(spoilt).tolist() == expected.tolist()
 
 
-def test_greedy_rows_are_argmax_beside_sampled_ones():
+def test_greedy_rows_are_argmax_beside_sampled_ones(sample):
     """temperature 0 is the argmax of its row, whatever its neighbours do (an ancestor gave them the worst token)."""
     logits = build_logits(rows=6, vocab=300)
     rows = build_rows(6, temperature=[0, 1, 0, 5, 0, 1], top_k=[0, 3, 2, 0, 0, 0], top_p=0.7)
@@ -142,7 +159,7 @@ def test_min_p_is_relative_to_the_best():
 
 
 @pytest.mark.parametrize("truncated", [False, True])
-def test_the_smallest_temperatures_draw_the_best_token(truncated):
+def test_the_smallest_temperatures_draw_the_best_token(sample, truncated):
     """Whatever the height of the logits, next to no temperature is the argmax, never what truncation removed."""
     logits = jnp.concatenate([build_logits(rows=20, vocab=300) + np.float32(height) for height in (-50, 0, 50)])
     temperature = np.resize([1e-8, 1e-29, 1e-37, 1e-44], 60)
@@ -175,7 +192,7 @@ def test_what_is_drawn_has_a_weight(vocab, share_of_zeros):
     assert (weights[np.arange(8), places] > 0).all()
 
 
-def test_a_draw_next_to_a_boundary_is_among_the_top_k():
+def test_a_draw_next_to_a_boundary_is_among_the_top_k(sample):
     """Of 128,256 tokens and top_k=20, one seed and position once drew a token that top_k had cut."""
     logits = jnp.asarray(
         (np.random.default_rng(1).normal(size=(45, VOCABULARIES["Llama 3"]))[44:] * 3).astype(np.float32)
@@ -191,7 +208,7 @@ def test_a_draw_next_to_a_boundary_is_among_the_top_k():
 @pytest.mark.parametrize(
     "truncation", [{"top_k": 1}, {"top_p": 1e-46}, {"top_p": 1e-7}, {"min_p": 1}, {"temperature": 1e-40}]
 )
-def test_a_token_that_alone_has_a_weight_is_drawn(place, truncation):
+def test_a_token_that_alone_has_a_weight_is_drawn(sample, place, truncation):
     """Wherever it lies, and however narrow the parameters are."""
     logits = build_logits(vocab=300).at[:, place].set(20)
     rows = build_rows(60, seeds=np.arange(60), **truncation)
@@ -202,7 +219,7 @@ def test_a_token_that_alone_has_a_weight_is_drawn(place, truncation):
 
 
 @pytest.mark.parametrize("truncated", [False, True])
-def test_draws_follow_the_distribution(truncated):
+def test_draws_follow_the_distribution(sample, truncated):
     """Over many seeds the frequencies are the softmax of logits over temperature (chi-square, fixed seeds)."""
     logits, draws = build_logits(vocab=8) / np.float32(3), 12000
 
@@ -215,7 +232,7 @@ def test_draws_follow_the_distribution(truncated):
     assert ((observed - expected) ** 2 / expected).sum() < 24.3
 
 
-def test_a_draw_depends_on_seed_and_position_alone():
+def test_a_draw_depends_on_seed_and_position_alone(sample):
     """The same seed and position draw the same token in any row and company; another position draws afresh."""
     logits = build_logits(vocab=300)
     alone = sample(logits, build_rows(1, seeds=5, positions=9), KEY)
@@ -251,7 +268,7 @@ def test_a_cut_is_where_sorting_finds_it(seed, ties, spread, top_k, top_p, min_p
     assert kept_tokens(logits, top_k=top_k, top_p=top_p, min_p=min_p) == expected
 
 
-def test_draws_from_a_large_vocabulary_reach_every_part_of_it():
+def test_draws_from_a_large_vocabulary_reach_every_part_of_it(sample):
     """Many blocks of tokens, the last one not full: each part is drawn as often as it weighs (chi-square, fixed seeds)."""
     vocab, draws, parts = 1000, 4000, 10
     logits = jnp.zeros((1, vocab)).at[0, -100:].set(np.log(3))
@@ -264,7 +281,7 @@ def test_draws_from_a_large_vocabulary_reach_every_part_of_it():
     assert len(observed) == parts and ((observed - expected) ** 2 / expected).sum() < 27.9
 
 
-def test_mixed_rows_are_each_drawn_from_their_own_distribution():
+def test_mixed_rows_are_each_drawn_from_their_own_distribution(sample):
     """Greedy, hot, truncated and plain rows side by side: argmax there, and each other kind as its own weights say."""
     logits, draws = build_logits(vocab=8, seed=3) / np.float32(3), 3000
     kinds = {
@@ -288,3 +305,47 @@ def test_mixed_rows_are_each_drawn_from_their_own_distribution():
         statistic = ((observed - expected)[possible] ** 2 / expected[possible]).sum()
         # 99.9 % quantile of chi-square with 7 degrees of freedom, more than any of these has.
         assert statistic < 24.3
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"top_k": 7},
+        {"top_k": 7, "top_p": 0.6},
+        {"top_p": 0.05},
+        {"min_p": 0.9},
+        {"top_k": 39, "top_p": 0.9, "min_p": 0.8},
+    ],
+)
+def test_all_that_a_cut_keeps_is_drawn_and_nothing_else(sample, params):
+    """Of nearly equal tokens, over many seeds."""
+    draws, logits = 600, np.random.default_rng(300).normal(0, 0.1, 300).astype(np.float32)
+    expected = kept_by_sorting(logits.astype(np.float64), **{"top_k": 0, "top_p": 1, "min_p": 0.0} | params)
+
+    ids = sample(jnp.repeat(jnp.asarray([logits]), draws, axis=0), build_rows(draws, **params), KEY)
+
+    assert sorted(set(ids.tolist())) == expected
+
+
+@pytest.mark.parametrize("vocab", [300, pytest.param(12_000, marks=pytest.mark.thorough)])
+def test_the_kernel_draws_what_xla_draws(vocab):
+    """The same tokens from the same seeds: flat rows and peaked ones, with ties and with masked tokens, whatever cuts there are,
+    also those behind more tokens than the likeliest blocks have."""
+    prepare_kernel()
+    random, count = np.random.default_rng(vocab), 64
+    logits = random.normal(0, random.choice([0.1, 3, 12], (count, 1)), (count, vocab)).astype(np.float32)
+    logits[::3] = np.round(logits[::3])
+    logits[::4, random.integers(0, vocab, vocab // 2)] = MASKED_OUT
+    choices = {
+        "temperature": [0, 0.3, 1, 2, 1e-30],
+        "top_k": [0, 0, 1, 40, 150, 5000],
+        "top_p": [1, 1, 0.97, 0.5, 0.1, 0],
+        "min_p": [0, 0, 0.01],
+        "seeds": [0, 1, 2**31, 2**32 - 1],
+        "positions": [0, 7, 131_071],
+    }
+    rows = build_rows(count, **{name: random.choice(values, count) for name, values in choices.items()})
+
+    drawn = jax.jit(cpu_sampler.sample)(logits, rows, KEY)
+
+    assert drawn.tolist() == jax.jit(sampler.sample)(logits, rows, KEY).tolist()

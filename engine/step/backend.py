@@ -23,15 +23,17 @@ from caching.state.spec import StatePool
 from caching.tpu.jax_attention import MOST_PAGES_PER_SEQ
 from caching.tpu.tpu_chip import CHIPS, Chip
 from caching.tpu.tpu_kernels import JAX, LATENTS, PALLAS, TPUKernel, by_bytes
+from engine.cpu_libraries import finish_loading
 from engine.errors import ConfigurationError
 from engine.mesh import TP, DeviceMesh
-from engine.models.cpu_libraries import finish_loading
 from engine.models.layers.cache_layout import CacheLayout, cache_layout
 from engine.models.partition import Partition
 from engine.models.spec import ModelSpec
 from engine.models.weights import panels
 from engine.models.weights.store import int8_products
 from engine.models.weights.weight_format import Layout, WeightFormat
+from engine.sampling import cpu_sampler
+from engine.sampling.sampler import Sampler, sample
 from engine.speculation.speculative_config import SpeculativeConfig
 
 CACHE = PartitionSpec(TP)
@@ -62,6 +64,8 @@ class Backend:
     """The longest page table of a sequence that attention has room for; None is any."""
     least_expert_bits: int = 4
     """See WeightFormat."""
+    sample: Sampler = sample
+    """Draws the tokens of steps in which some row is not greedy."""
     replaced: tuple[str, ...] = ()
     """Kernels that are at fault on this machine, in whose place XLA's operations serve."""
     draft: "Backend | None" = None
@@ -252,6 +256,7 @@ def choose_backend(
     try:
         finish_loading()
         panels.panel_width()
+        cpu_sampler.prepare()
         width = cpu_attention.vector_width()
     except UnknownInstructions as error:
         raise ConfigurationError(str(error)) from None
@@ -260,9 +265,14 @@ def choose_backend(
     misfit: str | None = "as was asked for"
     if attention_backend != "xla":
         misfit = _cpu_misfit(page_size, head_dim, kv_dtype, width, latents=latents)
+    ours = Backend(
+        CPUAttention(), cpu_attention.allocate, description="oDriver's CPU kernels", layout=Layout.PANELS,
+        sample=cpu_sampler.sample,
+    )  # fmt: skip
     if misfit:
-        return replace(xla, layout=Layout.PANELS, description=f"oDriver's CPU kernels, attention by XLA: {misfit}")
-    return Backend(CPUAttention(), cpu_attention.allocate, description="oDriver's CPU kernels", layout=Layout.PANELS)
+        description = f"{ours.description}, attention by XLA: {misfit}"
+        return replace(ours, attention=xla.attention, allocate=xla.allocate, description=description)
+    return ours
 
 
 def _cpu_misfit(page_size: int, head_dim: int, kv_dtype: np.dtype, width: int, *, latents: bool) -> str | None:

@@ -64,7 +64,9 @@ class ExecutionManager:
         self.shapes, self.mesh, self.decoder = shapes, mesh, decoder
         self.new_cache: Callable[[], PagedAttentionCache] = backend.allocator(shapes.cache, mesh)
         """Allocates zeroed pages; raises jax.errors.JaxRuntimeError if out of memory."""
-        self.sampling = SamplingPrograms(shapes.slots, decoder.partition.model.vocab_size, mesh, shapes.speculation)
+        self.sampling = SamplingPrograms(
+            shapes.slots, decoder.partition.model.vocab_size, mesh, shapes.speculation, backend.sample
+        )
         self.adapters = None if shapes.adapters is None else slot_arrays(decoder, shapes.adapters, mesh)
         """The slots of adapters, if there are such."""
         sizes = backend, shapes.cache, shapes.max_model_len

@@ -79,7 +79,7 @@ def checked(trial: Trial, kv_dtype: np.dtype, *, int4_experts: bool = False) -> 
         layout = backend.layout if backend.layout is Layout.PANELS else xla.layout
         backend = replace(
             xla, description=words, layout=layout, scans=backend.scans, smallest_step=backend.smallest_step,
-            replaced=("attention",),
+            sample=backend.sample, replaced=("attention",),
         )  # fmt: skip
     if backend.layout is Layout.PANELS and (why := _fault("matrix product", product_fault)):
         words = f"{backend.description}; matrix products by XLA: {why}"

@@ -23,7 +23,7 @@ from engine.sampling.logprobs import compute_logprobs
 from engine.sampling.needs import Need
 from engine.sampling.new_tokens import NewTokens, last_sampled
 from engine.sampling.penalties import Penalties, apply_penalties, neutral_penalties
-from engine.sampling.sampler import greedy, sample
+from engine.sampling.sampler import Sampler, greedy, sample
 from engine.sampling.sampler_inputs import SamplerInputs, num_fields
 from engine.sampling.token_masks import mask_logits, mask_words
 from engine.speculation.drafter import drafter_of
@@ -38,7 +38,7 @@ from engine.vocabulary import Vocabulary, padded_vocab_size
 GREEDY, DRAW = "greedy", "draw"
 """(logits, fed, sampling, key) -> (ids i32[rows], fed), or with drafts i32[2, rows] as ``verify``
 gives it; ``fed``, which SlotShapes.new_fed made, is donated.
-GREEDY is for steps without draws, and takes a tenth of DRAW's time to compile."""
+GREEDY is for steps without draws."""
 BIAS, PENALTIES = "bias", "penalties"
 """(state, logits, fed, sampling) -> (state, logits); the state is donated."""
 MASK = "mask"
@@ -61,12 +61,17 @@ class SamplingPrograms:
     """Programs that sample from logits of ``num_tokens`` columns and padding, not compiled yet."""
 
     def __init__(
-        self, slots: SlotShapes, num_tokens: int, mesh: DeviceMesh, speculation: SpeculativeConfig | None = None
+        self,
+        slots: SlotShapes,
+        num_tokens: int,
+        mesh: DeviceMesh,
+        speculation: SpeculativeConfig | None = None,
+        sample: Sampler = sample,
     ) -> None:
         self._num_slots = slots.num_slots
         self._fed: Fed = mesh.shapes(jax.eval_shape(slots.new_fed))
         self._drafter = None if speculation is None else drafter_of(speculation)
-        self._num_tokens = num_tokens
+        self._num_tokens, self._sample = num_tokens, sample
         self._mesh = mesh
         self._vocabulary = Vocabulary(mesh.axis)
         self.vocab_size = vocab_size = padded_vocab_size(num_tokens, mesh.size)
@@ -108,7 +113,7 @@ class SamplingPrograms:
         def draw(logits: Array, fed: Fed, sampling: Array, key: Array) -> tuple[Array, Fed]:
             inputs = SamplerInputs.unpack(sampling, self._num_slots)
             token_ids = (
-                sample(logits, inputs.rows, key, self._vocabulary) if draws else greedy(logits, self._vocabulary)
+                self._sample(logits, inputs.rows, key, self._vocabulary) if draws else greedy(logits, self._vocabulary)
             )
             if isinstance(fed, History):
                 assert self._drafter is not None

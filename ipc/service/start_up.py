@@ -15,10 +15,10 @@ from prometheus_client.registry import Collector
 
 from driver.request import ReturnSample
 from engine.config import EngineConfig, ServingLimits
+from engine.cpu_libraries import start_loading
 from engine.errors import ConfigurationError
 from engine.hub.roots import Root
 from engine.hub.small_files import vocabulary_file
-from engine.models.cpu_libraries import start_loading
 from engine.progress import Progress
 from engine.speculation.speculative_config import SpeculativeConfig
 from ipc.server.driver_protocol import Driver

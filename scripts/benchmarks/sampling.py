@@ -17,6 +17,7 @@ from engine.sampling.logit_bias import neutral_bias
 from engine.sampling.needs import Need
 from engine.sampling.penalties import neutral_penalties
 from engine.sampling.sampler_inputs import PARAMETERS, pack_inputs
+from engine.step.backend import choose_backend
 from engine.step.compilation import compile_program
 from engine.step.layout import StepLayout
 from engine.step.sampling_programs import (
@@ -88,10 +89,8 @@ class _Bench:
     """Compiled functions over random logits; what they take donated is kept and handed on, as from step to step."""
 
     def __init__(self, vocabulary: int) -> None:
-        self.layout, self.state = (
-            StepLayout(ROWS, ROWS),
-            SamplingPrograms(SlotShapes(ROWS, 1, 1), vocabulary, one_device()),
-        )
+        self.layout, backend = StepLayout(ROWS, ROWS), choose_backend(16, 64, np.dtype(np.float32))
+        self.state = SamplingPrograms(SlotShapes(ROWS, 1, 1), vocabulary, one_device(), sample=backend.sample)
         programs = [*self.state.of(self.layout), *self.state.writers()]
         self.compiled: dict[str, Any] = {program.name: compile_program(program).compiled for program in programs}
         normal = np.random.default_rng(0).normal(size=(ROWS, vocabulary)).astype(np.float32)

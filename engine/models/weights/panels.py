@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from caching.cpu_kernels import load, register
-from engine.models.cpu_libraries import LINEAR
+from engine.cpu_libraries import LINEAR
 
 FLOAT32 = np.dtype(np.float32)
 BITS = {np.dtype(np.int8): 8, np.dtype(jnp.int4): 4}

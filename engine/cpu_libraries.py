@@ -4,8 +4,9 @@ from pathlib import Path
 
 from caching.cpu_kernels import ATTENTION, load, loading
 
-LINEAR = Path(__file__).parent / "cpu" / "linear.cc"
-SOURCES = (ATTENTION, LINEAR)
+LINEAR = Path(__file__).parent / "models" / "cpu" / "linear.cc"
+DRAW = Path(__file__).parent / "sampling" / "cpu" / "draw.cc"
+SOURCES = (ATTENTION, LINEAR, DRAW)
 
 
 def start_loading() -> None:

@@ -1,0 +1,231 @@
+// Tokens drawn from logits on a CPU: what engine/sampling/sampler.py has of XLA's operations, as one call. XLA compiles those
+// for seconds, for each number of rows; and a row here costs nothing where it is greedy.
+//
+// Each row depends on its own logits and parameters alone. Random numbers are those of jax.random, bit for bit.
+
+#include <cmath>
+#include <cfloat>
+#include <vector>
+
+#include "handler.h"
+#include "team.h"
+#include "tiles.h"
+
+namespace odriver {
+
+constexpr int64_t kBlock = 128;  // tokens; first a block is drawn, and then a token of it
+constexpr float kWeightless = -87.0f;  // up to this relative logit a token's weight is 0
+constexpr int32_t kNoToken = -1;  // of a row with NaN or infinity
+constexpr int64_t kLikely = 64;  // blocks in which top-p's cut is searched for first
+constexpr int kBucketShift = 18;  // 32 buckets for each power of two
+
+struct Parameters {
+  float temperature;
+  int32_t top_k;
+  float top_p, min_p;
+};
+
+// A row's logits, relative to the best one: 0 for that token, below 0 for others.
+struct Row {
+  const float* logits;
+  int64_t size;
+  float best, temperature;
+  std::vector<float>& maxima;  // of each block
+
+  int64_t blocks() const { return (size + kBlock - 1) / kBlock; }
+
+  // Behind the last token minus infinity.
+  void below(int64_t block, float* to) const {
+    const int64_t begin = block * kBlock, count = std::min(kBlock, size - begin);
+    std::copy(logits + begin, logits + begin + count, to);
+    std::fill(to + count, to + kBlock, -INFINITY);
+    for (int64_t at = 0; at < kBlock; at += kWidth) store(to + at, (load(to + at) - best) / temperature);
+  }
+
+  // Tokens below `lowest` have none. Returns their sum.
+  float weights(int64_t block, float lowest, float* to) const {
+    below(block, to);
+    Vector sums{};
+    for (int64_t at = 0; at < kBlock; at += kWidth) {
+      const Vector x = load(to + at);
+      const Integers kept = (x > kWeightless) & (x >= lowest);
+      const Vector weights = kept ? exponential(x) : Vector{};
+      store(to + at, weights);
+      sums += weights;
+    }
+    return sum(sums);
+  }
+
+  // A number that no fewer than `count` blocks reach, and so as many tokens.
+  float reached_by(int64_t count) const {
+    if (count > blocks()) return -INFINITY;
+    std::vector<float> ordered(maxima);
+    std::nth_element(ordered.begin(), ordered.begin() + count - 1, ordered.end(), std::greater<float>());
+    return (ordered[count - 1] - best) / temperature;
+  }
+
+  // The tokens that are not below `lowest`.
+  std::vector<float> from(float lowest) const {
+    std::vector<float> found;
+    for (int64_t block = 0; block < blocks(); ++block) {
+      if ((maxima[block] - best) / temperature < lowest) continue;
+      float of_block[kBlock];
+      below(block, of_block);
+      for (float x : of_block)
+        if (x >= lowest) found.push_back(x);
+    }
+    return found;
+  }
+};
+
+// The first of the best tokens, or kNoToken; the row's best logit and those of its blocks.
+int32_t find_best(Row& row) {
+  row.best = -INFINITY;
+  row.maxima.resize(row.blocks());
+  int64_t block = 0;
+  float zeros = 0;  // NaN if some logit is not finite
+  for (int64_t begin = 0; begin < row.size; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, row.size);
+    Vector highs = Vector{} - INFINITY, sums{};
+    int64_t at = begin;
+    for (; at + kWidth <= end; at += kWidth) {
+      const Vector x = load(row.logits + at);
+      highs = x > highs ? x : highs;
+      sums += x * 0.0f;
+    }
+    float high = highest(highs);
+    zeros += sum(sums);
+    for (; at < end; ++at) high = std::max(high, row.logits[at]), zeros += row.logits[at] * 0.0f;
+    row.maxima[begin / kBlock] = high;
+    if (high > row.best) row.best = high, block = begin;
+  }
+  if (!(zeros == 0)) return kNoToken;
+  return std::find(row.logits + block, row.logits + row.size, row.best) - row.logits;
+}
+
+float kth(const Row& row, int64_t k) {
+  std::vector<float> some = row.from(row.reached_by(k));
+  std::nth_element(some.begin(), some.begin() + k - 1, some.end(), std::greater<float>());
+  return some[k - 1];
+}
+
+// Of some tokens, the last one needed when weights are added up, the likeliest first, until they are `enough`.
+float last_needed(std::vector<float> some, double& sum, double enough) {
+  std::sort(some.begin(), some.end(), std::greater<float>());
+  float last = INFINITY;
+  for (float x : some) {
+    if (sum >= enough) break;
+    last = x, sum += std::exp(x);
+  }
+  return last;
+}
+
+// The last token needed for a share of the weights of those that are not below `lowest`.
+float crossing(const Row& row, float share, float lowest) {
+  double total = 0, sum = 0;
+  float weights[kBlock];
+  for (int64_t block = 0; block < row.blocks(); ++block) total += row.weights(block, lowest, weights);
+  const double enough = share * total;
+  const float likely = std::max(lowest, row.reached_by(std::min(kLikely, row.blocks())));
+  const float last = last_needed(row.from(likely), sum, enough);
+  if (sum >= enough || likely == lowest) return last;
+
+  // It is among many: of all buckets, only the one with the sum is put in order.
+  const auto bucket_of = [](float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return int64_t((bits & 0x7fffffff) >> kBucketShift);  // the further below 0, the higher
+  };
+  std::vector<float> some = row.from(std::max(lowest, std::nextafter(kWeightless, 0.0f)));
+  std::vector<double> sums(bucket_of(kWeightless) + 1);
+  for (float x : some) sums[bucket_of(x)] += std::exp(x);
+  int64_t bucket = 0;
+  for (sum = 0; bucket + 1 < int64_t(sums.size()) && sum + sums[bucket] < enough; ++bucket) sum += sums[bucket];
+  some.erase(std::remove_if(some.begin(), some.end(), [&](float x) { return bucket_of(x) != bucket; }), some.end());
+  return some.empty() ? lowest : last_needed(some, sum, enough);
+}
+
+// The lowest relative logit that top-k, top-p and min-p keep; ties with it are kept.
+float lowest_kept(const Row& row, const Parameters& parameters) {
+  float cut = -INFINITY;
+  if (parameters.top_k > 0 && parameters.top_k < row.size) cut = kth(row, parameters.top_k);
+  if (parameters.top_p < 1) cut = crossing(row, parameters.top_p, cut);
+  return std::min(std::max(cut, std::log(parameters.min_p)), 0.0f);  // the best token is kept
+}
+
+// The first index with a weight at which the sum passes this share of all; the last one where rounding lets none.
+int64_t choose(const float* weights, int64_t count, float share) {
+  double total = 0, passed = 0;
+  for (int64_t at = 0; at < count; ++at) total += weights[at];
+  int64_t last = 0;
+  for (int64_t at = 0; at < count; ++at) {
+    if (!(weights[at] > 0)) continue;
+    passed += weights[at], last = at;
+    if (passed > share * total) break;
+  }
+  return last;
+}
+
+struct Key {
+  uint32_t first, second;
+};
+
+// Threefry-2x32 with 20 rounds (Salmon et al. 2011).
+Key hash(Key key, uint32_t first, uint32_t second) {
+  const uint32_t keys[] = {key.first, key.second, key.first ^ key.second ^ 0x1BD11BDAu};
+  const int turns[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
+  uint32_t x = first + keys[0], y = second + keys[1];
+  for (uint32_t round = 0; round < 5; ++round) {
+    for (int turn : turns[round % 2]) {
+      x += y;
+      y = (y << turn | y >> (32 - turn)) ^ x;
+    }
+    x += keys[(round + 1) % 3];
+    y += keys[(round + 2) % 3] + round + 1;
+  }
+  return {x, y};
+}
+
+// jax.random.uniform(key, (n,))[index]
+float uniform(Key key, uint32_t index) {
+  const Key bits = hash(key, 0, index);
+  const uint32_t number = (bits.first ^ bits.second) >> 9 | 0x3F800000u;
+  float from_one;
+  std::memcpy(&from_one, &number, sizeof from_one);
+  return from_one - 1;
+}
+
+int32_t draw(const Row& row, const Parameters& parameters, Key key) {
+  static thread_local std::vector<float> sums;
+  const float lowest = lowest_kept(row, parameters);
+  float weights[kBlock];
+  sums.resize(row.blocks());
+  for (int64_t block = 0; block < row.blocks(); ++block) sums[block] = row.weights(block, lowest, weights);
+  const int64_t block = choose(sums.data(), sums.size(), uniform(key, 0));
+  row.weights(block, lowest, weights);
+  return block * kBlock + choose(weights, kBlock, uniform(key, 1));
+}
+
+// (logits f32[rows, vocab], temperature f32[rows], top_k s32[rows], top_p f32[rows], min_p f32[rows], seeds u32[rows],
+// positions s32[rows], key u32[2]) -> tokens s32[rows]
+const char* sample(const Call& call) {
+  const Buffer logits = call.arg(0), seeds = call.arg(5), keys = call.arg(7);
+  const int64_t size = logits.dim(1);
+  const Key key{static_cast<const uint32_t*>(keys.data())[0], static_cast<const uint32_t*>(keys.data())[1]};
+  int32_t* tokens = static_cast<int32_t*>(call.result(0).data());
+  parallel_for(logits.dim(0), [&](int64_t at) {
+    const Parameters parameters{call.arg(1).floats()[at], call.arg(2).ints()[at], call.arg(3).floats()[at],
+                                call.arg(4).floats()[at]};
+    static thread_local std::vector<float> maxima;
+    Row row{logits.floats() + at * size, size, 0, parameters.temperature, maxima};
+    tokens[at] = find_best(row);
+    if (tokens[at] == kNoToken || parameters.temperature < FLT_MIN) return;  // that is greedy
+    const Key of_seed = hash(key, 0, static_cast<const uint32_t*>(seeds.data())[at]);
+    tokens[at] = draw(row, parameters, hash(of_seed, 0, call.arg(6).ints()[at]));
+  });
+  return nullptr;
+}
+
+}  // namespace odriver
+
+ODRIVER_HANDLER(odriver_sample, odriver::sample)
