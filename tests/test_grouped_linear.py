@@ -184,7 +184,8 @@ def test_sums_of_very_many_integers_do_not_overflow(form):
 
     actual = product(x, packed, WIDTH + 1, ones[:, 0] if form == "int8" else panels.as_panels(ones))
 
-    np.testing.assert_allclose(actual, np.full((1, WIDTH + 1), depth * largest * (1 - 2**-8)), rtol=0.01)
+    rtol = 0.01 if form == "int8" else 1e-3  # int8 may be added up as float32
+    np.testing.assert_allclose(actual, np.full((1, WIDTH + 1), depth * largest * (1 - 2**-8)), rtol=rtol)
 
 
 @pytest.mark.thorough
