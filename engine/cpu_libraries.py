@@ -7,6 +7,8 @@ from caching.cpu_kernels import ATTENTION, load, loading
 LINEAR = Path(__file__).parent / "models" / "cpu" / "linear.cc"
 DRAW = Path(__file__).parent / "sampling" / "cpu" / "draw.cc"
 SOURCES = (ATTENTION, LINEAR, DRAW)
+ADAPTERS = LINEAR.with_name("adapters.cc")
+"""Loaded when slots of adapters are first asked for."""
 
 
 def start_loading() -> None:

@@ -62,7 +62,7 @@ from grammar_constraints import running  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from tokenizer_files import build_byte_level, write_tokenizer  # noqa: E402
 
-from caching.cpu_kernels import KernelsUnavailable  # noqa: E402
+from caching.cpu_kernels import KernelsUnavailable, load  # noqa: E402
 from driver.grammars.compiler import GrammarCompiler  # noqa: E402
 from driver.text.tokenizer import HuggingFaceTokenizer  # noqa: E402
 from engine import cpu_libraries  # noqa: E402
@@ -88,6 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "numprocesses", None):  # or else each of the workers would compile the CPU's kernels
         with suppress(KernelsUnavailable):
             cpu_libraries.finish_loading()
+            load(cpu_libraries.ADAPTERS)
 
 
 def pytest_unconfigure() -> None:

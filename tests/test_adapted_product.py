@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from engine.mesh import one_device
-from engine.models.adapters.adapted import Adapted, Grouped, Masked, Parts, adapter_rows
+from engine.models.adapters.adapted import Adapted, AdapterRows, Apart, Masked, Parts
+from engine.models.adapters.slot_words import num_words, slot_words
 from engine.models.weights.forms import form_of
-from engine.models.weights.panels import as_panels, panel_width
 from engine.models.weights.parameters import Parameter, Role, tensors
 from engine.models.weights.weight_format import Layout, WeightFormat
 
@@ -27,7 +27,7 @@ FORMS = {
 
 @pytest.fixture(params=FORMS)
 def kernel(request):
-    """A kernel of gate and up with random adapters in its slots, masked; in panels they are grouped."""
+    """A kernel of gate and up with random adapters in its slots, masked; in panels they are apart."""
     form, rng = FORMS[request.param], np.random.default_rng(0)
     kind = form_of(PARAMETER, form, 1)
     assert kind is not None
@@ -40,16 +40,14 @@ def kernel(request):
 
 def product(kernel, x, slots):
     """Of the form that goes with the kernel's layout, whose factors are those of ``kernel``."""
-    rows = adapter_rows(jnp.asarray(slots, jnp.int32), SLOTS)
+    rows = AdapterRows(jnp.asarray(slots, jnp.int32), SLOTS)
     if kernel.base.layout is not Layout.PANELS:
         return jax.jit(Adapted.product)(kernel, x, rows)
-    missing = -RANK % panel_width()
-    masked = kernel.factors
-    a = np.asarray(masked.a).reshape(2, SLOTS, RANK, INPUTS).swapaxes(0, 1)
-    a = np.pad(a, [(0, 0), (0, 0), (0, missing), (0, 0)]).reshape(SLOTS, -1, INPUTS)
-    b = (np.asarray(each).reshape(SLOTS, RANK, FFN).swapaxes(1, 2) for each in masked.b)
-    b = tuple(as_panels(np.pad(each, [(0, 0), (0, 0), (0, missing)])) for each in b)
-    return jax.jit(Adapted.product)(Adapted(kernel.base, Grouped(as_panels(a), b, masked.parts)), x, rows)
+    masked, words = kernel.factors, num_words(RANK, INPUTS, (FFN, FFN), FLOAT32)
+    a = np.asarray(masked.a).reshape(2, SLOTS, RANK, INPUTS)
+    b = [np.asarray(each).reshape(SLOTS, RANK, FFN) for each in masked.b]
+    slot = [slot_words(a[:, slot], [each[slot] for each in b], words) for slot in range(SLOTS)]
+    return jax.jit(Adapted.product)(Adapted(kernel.base, Apart(jnp.asarray(slot), masked.parts)), x, rows)
 
 
 def test_each_row_gets_the_product_of_its_own_slot(kernel):

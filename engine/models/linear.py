@@ -7,7 +7,7 @@ from flax import nnx
 from jax import Array
 
 from engine.models.adapters.adapted import Adapted, AdapterRows
-from engine.models.adapters.adapted_experts import AdaptedExperts, ExpertRows
+from engine.models.adapters.adapted_experts import AdaptedExperts
 from engine.models.adapters.adapted_table import AdaptedTable
 from engine.models.weights.factory import declared
 from engine.models.weights.forms import Experts, Weight
@@ -45,7 +45,7 @@ def _product(x: Array, weight: Weight | Adapted, adapters: AdapterRows | None) -
     return weight.product(x, adapters)
 
 
-def grouped(x: Array, weight: Experts | AdaptedExperts, groups: Groups, adapters: ExpertRows | None) -> Array:
+def grouped(x: Array, weight: Experts | AdaptedExperts, groups: Groups, adapters: AdapterRows | None) -> Array:
     """x[rows, in], sorted by expert -> f32[rows, prod(out)]; undefined behind all groups."""
     if not isinstance(weight, AdaptedExperts):
         return weight.grouped_product(x, groups)

@@ -16,7 +16,7 @@ from caching.paged_attention_cache import PagedAttentionCache
 from caching.state.table import StateTable
 from engine.adapters.slot_arrays import SlotArrays
 from engine.mesh import COPY, LOGITS, DeviceMesh
-from engine.models.adapters.adapted import AdapterRows, adapter_rows
+from engine.models.adapters.adapted import AdapterRows
 from engine.models.decoder import Decoder
 from engine.models.decoder import logits as to_logits
 from engine.models.linear import look_up
@@ -149,7 +149,7 @@ class ForwardPrograms:
             slots, batch, sampling = layout.unpack(packed, slots, fed)
             if adapters is not None and arrays is not None:
                 state = adapters.adapted(state, arrays)
-                rows = adapter_rows(layout.unpack_adapters(packed, batch.table), adapters.sizes.max_loras)
+                rows = AdapterRows(layout.unpack_adapters(packed, batch.table), adapters.sizes.max_loras)
             states = layout.unpack_states(packed, batch.table, self._num_slots)
             decoder: Decoder = self._split.decoder(state)
             cache, hidden, sampled = self._run(decoder, cache, batch, states, rows, weights[count:])
@@ -183,7 +183,7 @@ class ForwardPrograms:
             adapted, rows = head, None
             if adapters is not None and arrays is not None and slots is not None:
                 adapted = adapters.adapted_head(head, arrays)
-                rows = adapter_rows(slots, adapters.sizes.max_loras)
+                rows = AdapterRows(slots, adapters.sizes.max_loras)
             logits = to_logits(hidden, adapted, partition, rows)
             return compute_logprobs(logits, token_ids, Vocabulary(self._mesh.axis), partition.model.vocab_size)
 
@@ -212,7 +212,7 @@ class ForwardPrograms:
         counts = layout.logit_rows(self._smallest_step)
 
         def of_first(count: int) -> Array:
-            rows = None if adapters is None else adapter_rows(adapters.slots[batch.sampled[:count]], adapters.num_slots)
+            rows = None if adapters is None else AdapterRows(adapters.slots[batch.sampled[:count]], adapters.num_slots)
             return jnp.pad(decoder.logits(sampled[:count], rows), ((0, layout.rows - count), (0, 0)))
 
         if len(counts) == 1:

@@ -9,8 +9,8 @@ become zero. That moves fewer bytes than to gather a token's ``a`` and ``b``, or
 slot; the products themselves cost nothing beside reading the weights. Where weights are split by
 inputs, so is ``a``, and the sum over devices that follows is that of the adapters as well.
 
-On a CPU (``Grouped``) products are what costs: tokens are sorted by slot, and each is
-multiplied by its own adapter alone, by the kernel that serves experts.
+On a CPU (``Apart``) products are what costs: our own kernel multiplies each token by its own adapter
+alone, of which it reads what is not padding.
 """
 
 import math
@@ -22,31 +22,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from engine.models.weights import panels
+from engine.models.adapters.slot_words import add_adapters
 from engine.models.weights.forms import Kernel
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["slots", "order", "places", "sizes"], meta_fields=["num_slots"])
+@partial(jax.tree_util.register_dataclass, data_fields=["slots"], meta_fields=["num_slots"])
 @dataclass(frozen=True)
 class AdapterRows:
-    """The adapters of a step's tokens."""
+    """The adapters of rows: a step's tokens, or rows that are sorted by expert."""
 
     slots: Array
-    """i32[T] each token's slot; -1 of a token without an adapter."""
-    order: Array
-    """i32[T] the tokens by slot, those without an adapter last."""
-    places: Array
-    """i32[T] where each token is in that order."""
-    sizes: Array
-    """i32[num_slots] tokens of each slot."""
+    """i32[rows] each row's slot; -1 of a row without an adapter."""
     num_slots: int
-
-
-def adapter_rows(slots: Array, num_slots: int) -> AdapterRows:
-    """The rows of tokens with these slots."""
-    order = jnp.argsort(jnp.where(slots < 0, np.int32(num_slots), slots), stable=True).astype(jnp.int32)
-    sizes = jnp.sum(slots[None, :] == jnp.arange(num_slots, dtype=jnp.int32)[:, None], axis=1, dtype=jnp.int32)
-    return AdapterRows(slots, order, jnp.argsort(order).astype(jnp.int32), sizes, num_slots)
 
 
 @dataclass(frozen=True)
@@ -57,6 +44,10 @@ class Parts:
     """The output axis that they are joined along."""
     sizes: tuple[int, ...]
     """Their sizes on it."""
+
+    def runs(self, out: tuple[int, ...]) -> tuple[int, ...]:
+        """Of each part, how many of a kernel's outputs follow each other."""
+        return tuple(size * math.prod(out[self.along + 1 :]) for size in self.sizes)
 
     def joined(self, products: list[Array], out: tuple[int, ...]) -> Array:
         """f32[T, prod(its outputs)] of each part -> f32[T, prod(out)]."""
@@ -80,8 +71,8 @@ class Masked:
     """For each part f[slots * rank, prod(its outputs)]."""
     parts: Parts
 
-    def delta(self, x: Array, rows: AdapterRows, out: tuple[int, ...]) -> Array:
-        """f[T, in] -> f32[T, prod(out)], zeros for a row without an adapter."""
+    def added(self, products: Array, x: Array, rows: AdapterRows, out: tuple[int, ...]) -> Array:
+        """``products`` f32[T, prod(out)] of x f[T, in] by the kernel, with those of each row's adapter."""
         count, columns, inputs = self.a.shape
         # For a result below float32 XLA:TPU would transpose the kernel.
         low = jax.lax.dot_general(
@@ -99,7 +90,7 @@ class Masked:
             jnp.matmul(one, b.astype(x.dtype), preferred_element_type=np.float32)
             for one, b in zip(masked, self.b, strict=True)
         ]
-        return self.parts.joined(deltas, out)
+        return products + self.parts.joined(deltas, out)
 
 
 def own_columns(slots: Array, columns: int, num_slots: int) -> Array:
@@ -108,30 +99,18 @@ def own_columns(slots: Array, columns: int, num_slots: int) -> Array:
     return slot[None, :] == slots[:, None]
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["a", "b"], meta_fields=["parts"])
+@partial(jax.tree_util.register_dataclass, data_fields=["words"], meta_fields=["parts"])
 @dataclass(frozen=True)
-class Grouped:
-    """As Masked, with each slot's factors in panels (engine/models/weights/panels.py)."""
+class Apart:
+    """The factors of a kernel's parts, each slot's by themselves."""
 
-    a: Array
-    """f[slots, panels of parts * rank, in, width], the rank rounded up to whole panels."""
-    b: tuple[Array, ...]
-    """For each part f[slots, panels of its outputs, rank, width]."""
+    words: Array
+    """i32[slots, words], see engine/models/adapters/slot_words.py."""
     parts: Parts
 
-    def delta(self, x: Array, rows: AdapterRows, out: tuple[int, ...]) -> Array:
-        """f[T, in] -> f32[T, prod(out)], zeros for a row without an adapter."""
-        slots, count, _, width = self.a.shape
-        unscaled, rank = jnp.zeros((slots, 0), np.float32), self.b[0].shape[2]
-        low = panels.grouped_product(x[rows.order], self.a, rows.sizes, count * width, unscaled)
-        whole, along = math.prod(out), out[self.parts.along]
-        deltas = [
-            panels.grouped_product(
-                low[:, part * rank : (part + 1) * rank], b, rows.sizes, whole // along * size, unscaled
-            )
-            for part, (b, size) in enumerate(zip(self.b, self.parts.sizes, strict=True))
-        ]
-        return self.parts.joined(deltas, out)[rows.places]
+    def added(self, products: Array, x: Array, rows: AdapterRows, out: tuple[int, ...]) -> Array:
+        """See Masked."""
+        return add_adapters(products, x, rows.slots, self.words, self.parts.runs(out))
 
 
 @jax.tree_util.register_dataclass
@@ -140,7 +119,7 @@ class Adapted:
     """A kernel [in, *out], and for each of its parts and slots an adapter."""
 
     base: Kernel
-    factors: Masked | Grouped
+    factors: Masked | Apart
 
     @property
     def out(self) -> tuple[int, ...]:
@@ -149,4 +128,4 @@ class Adapted:
 
     def product(self, x: Array, rows: AdapterRows) -> Array:
         """f[T, in] -> f32[T, prod(out)]; a row without an adapter is the base's to the bit."""
-        return self.base.product(x) + self.factors.delta(x, rows, self.out)
+        return self.factors.added(self.base.product(x), x, rows, self.out)

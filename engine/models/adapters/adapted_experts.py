@@ -14,20 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from engine.models.adapters.adapted import own_columns
+from engine.models.adapters.adapted import AdapterRows, own_columns
 from engine.models.weights import panels
 from engine.models.weights.forms import Experts
 from engine.models.weights.weight_format import Groups
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["slots"], meta_fields=["num_slots"])
-@dataclass(frozen=True)
-class ExpertRows:
-    """The adapters of rows that are sorted by expert."""
-
-    slots: Array
-    """i32[rows] each row's slot; -1 of a row without an adapter, and of one behind all groups."""
-    num_slots: int
 
 
 @jax.tree_util.register_dataclass
@@ -40,7 +30,7 @@ class MaskedExperts:
     b: tuple[Any, ...]
     """For each part a form f[experts, slots * rank, its outputs]."""
 
-    def delta(self, x: Array, groups: Groups, rows: ExpertRows) -> Array:
+    def delta(self, x: Array, groups: Groups, rows: AdapterRows) -> Array:
         """f[rows, in] -> f32[rows, prod(out)], zeros for a row without an adapter."""
         deltas = []
         for a, b in zip(self.a, self.b, strict=True):
@@ -63,7 +53,7 @@ class GroupedExperts:
     outputs: int
     """Of each part."""
 
-    def delta(self, x: Array, groups: Groups, rows: ExpertRows) -> Array:
+    def delta(self, x: Array, groups: Groups, rows: AdapterRows) -> Array:
         """f[rows, in] -> f32[rows, prod(out)], zeros for a row without an adapter."""
         experts = self.a[0].shape[1]
         count = rows.num_slots * experts
@@ -87,6 +77,6 @@ class AdaptedExperts:
     base: Experts
     factors: MaskedExperts | GroupedExperts
 
-    def grouped_product(self, x: Array, groups: Groups, rows: ExpertRows) -> Array:
+    def grouped_product(self, x: Array, groups: Groups, rows: AdapterRows) -> Array:
         """x[rows, in], sorted by expert -> f32[rows, prod(out)]; undefined behind all groups."""
         return self.base.grouped_product(x, groups) + self.factors.delta(x, groups, rows)

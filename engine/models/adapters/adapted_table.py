@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from engine.models.adapters.adapted import AdapterRows, Grouped, Masked, own_columns
+from engine.models.adapters.adapted import AdapterRows, Apart, Masked, own_columns
 from engine.models.weights import panels
 from engine.models.weights.forms import Weight
 
@@ -48,10 +48,12 @@ class GroupedRows:
 
     def delta(self, places: Array, rows: AdapterRows) -> Array:
         """i32[T] -> f32[T, hidden], zeros for a row without an adapter."""
-        low = self.a[jnp.maximum(rows.slots, 0), places][rows.order]
         slots, count, _, width = self.b.shape
-        product = panels.grouped_product(low, self.b, rows.sizes, count * width, jnp.zeros((slots, 0), np.float32))
-        return product[rows.places]
+        order = jnp.argsort(jnp.where(rows.slots < 0, np.int32(slots), rows.slots))
+        sizes = jnp.sum(rows.slots[None, :] == jnp.arange(slots)[:, None], axis=1, dtype=jnp.int32)
+        low = self.a[jnp.maximum(rows.slots, 0), places][order]
+        product = panels.grouped_product(low, self.b, sizes, count * width, jnp.zeros((slots, 0), np.float32))
+        return product[jnp.argsort(order)]
 
 
 @jax.tree_util.register_dataclass
@@ -61,7 +63,7 @@ class AdaptedTable:
 
     base: Weight
     embedding: MaskedRows | GroupedRows | None = None
-    head: Masked | Grouped | None = None
+    head: Masked | Apart | None = None
 
     @property
     def out(self) -> tuple[int, ...]:
@@ -80,4 +82,4 @@ class AdaptedTable:
     def logits(self, hidden: Array, rows: AdapterRows) -> Array:
         """f[R, hidden] -> f32[R, vocab], each row with its adapter."""
         found = self.base.logits(hidden)
-        return found if self.head is None else found + self.head.delta(hidden, rows, self.out)
+        return found if self.head is None else self.head.added(found, hidden, rows, self.out)

@@ -17,7 +17,8 @@ from jax import Array
 from numpy.typing import NDArray
 
 from engine.mesh import TP
-from engine.models.adapters.adapted import Adapted, Grouped, Masked, Parts
+from engine.models.adapters.adapted import Adapted, Apart, Masked, Parts
+from engine.models.adapters.slot_words import WORD, num_words, slot_words
 from engine.models.weights import panels
 from engine.models.weights.parameters import Parameter, TensorRule
 from engine.models.weights.pieces import assemble, pieces, stored_axes
@@ -132,7 +133,7 @@ class AdaptedKernel(WithSlots):
 
     def block(self, layer: int | None, a: Factors, b: Factors) -> list[NDArray[Any]]:
         """One layer of an adapter over all devices: f[parts, rank, in], and each part's
-        f[rank, prod(its outputs)] with the devices' outputs one after the other; or in panels.
+        f[rank, prod(its outputs)] with the devices' outputs one after the other; or ``slot_words``.
 
         ``a`` has f[rank, in] and ``b`` f[out, rank].
         """
@@ -145,13 +146,14 @@ class AdaptedKernel(WithSlots):
                 part.append(cut.reshape(self.rank, -1))
         joined = [np.concatenate(each, axis=1) for each in highs]
         stacked = np.stack([each.reshape(-1, self.rank).T for each in low])
-        return self._in_panels(stacked, joined) if self.layout is Layout.PANELS else [stacked, *joined]
+        if self.layout is Layout.PANELS:
+            return [slot_words(stacked, joined, *self.leaves(1)[0].shape[1:])]
+        return [stacked, *joined]
 
     def leaves(self, slots: int) -> list[Leaf]:
         """The arrays of ``block`` for so many slots, of all layers that the entry has.
 
-        They are f[parts, slots * rank, in] and f[slots * rank, prod(outputs)], or in panels with an
-        axis of slots before them.
+        They are f[parts, slots * rank, in] and f[slots * rank, prod(outputs)], or each slot's words.
         """
         parameter, rows = self.parameter, slots * self.rank
         split, out = parameter.served_split, parameter.out(1)
@@ -161,10 +163,8 @@ class AdaptedKernel(WithSlots):
         else:
             sizes = [int(np.prod(out)) // out[self.parts.along] * size for size in self.parts.sizes]
         if self.layout is Layout.PANELS:
-            rank = whole_rank(self.rank)
-            low = panels.panels_shape(len(self.modules) * rank, parameter.shape[0])
-            shapes = [low, *(panels.panels_shape(size, rank) for size in sizes)]
-            return [Leaf((slots, *shape), self.dtype) for shape in shapes]
+            words = num_words(self.rank, parameter.shape[0], tuple(sizes), self.dtype)
+            return [Leaf((slots, words), WORD)]
         leaves = [
             Leaf((len(self.modules), rows, parameter.shape[0]), self.dtype, (None, None, inputs)),
             *(Leaf((rows, size), self.dtype, (None, outputs)) for size in sizes),
@@ -174,24 +174,16 @@ class AdaptedKernel(WithSlots):
     @property
     def slot_axes(self) -> list[int]:
         """See AdaptedWeight."""
-        if self.layout is Layout.PANELS:
-            return [-len(leaf.shape) for leaf in self.leaves(1)]
-        return [-2] * (1 + len(self.modules))
+        return [-2] * len(self.leaves(1))
 
     def around(self, value: Any, arrays: tuple[Array, ...]) -> Any:
         """See AdaptedWeight."""
         return Adapted(value, self.factors(arrays))
 
-    def factors(self, arrays: tuple[Array, ...]) -> Masked | Grouped:
+    def factors(self, arrays: tuple[Array, ...]) -> Masked | Apart:
         """All slots' factors, as a product has them."""
-        a, *b = arrays
-        return (Grouped if self.layout is Layout.PANELS else Masked)(a, tuple(b), self.parts)
-
-    def _in_panels(self, a: NDArray[Any], b: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """f[parts, rank, in] and f[rank, prod(outputs)] of each part, with ranks of whole panels."""
-        missing = whole_rank(self.rank) - self.rank
-        low = np.pad(a, [(0, 0), (0, missing), (0, 0)]).reshape(-1, a.shape[-1])
-        return [panels.in_panels(low), *(panels.in_panels(np.pad(each.T, [(0, 0), (0, missing)])) for each in b)]
+        first, *others = arrays
+        return Apart(first, self.parts) if self.layout is Layout.PANELS else Masked(first, tuple(others), self.parts)
 
     @cached_property
     def _b(self) -> Parameter:

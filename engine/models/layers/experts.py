@@ -15,7 +15,6 @@ from flax import nnx
 from jax import Array
 
 from engine.models.adapters.adapted import AdapterRows
-from engine.models.adapters.adapted_experts import ExpertRows
 from engine.models.feed_forward import Activation, ClampedGate, GatedMLP, GatedSpec
 from engine.models.layers.expert_router import LIKELIEST, Router, RouterSpec
 from engine.models.linear import grouped, linear
@@ -199,7 +198,7 @@ class ExpertsMLP(nnx.Module):
         by_token = computed[back].reshape(tokens, each, -1)
         return jnp.where(is_here[..., None], by_token * weights[..., None], np.float32(0)).sum(axis=1)
 
-    def _feed(self, rows: Array, groups: Groups, adapters: ExpertRows | None) -> Array:
+    def _feed(self, rows: Array, groups: Groups, adapters: AdapterRows | None) -> Array:
         """f[rows, hidden], sorted by expert -> f32[rows, hidden], undefined behind all groups."""
         activated = self._activated(grouped(rows, self.gate_up_kernel.get_value(), groups, adapters), groups)
         down = grouped(activated.astype(rows.dtype), self.down_kernel.get_value(), groups, adapters)
@@ -230,12 +229,12 @@ class ExpertsMLP(nnx.Module):
         return jax.lax.axis_index(self.axis) * np.int32(self.num_local)
 
 
-def _of_rows(adapters: AdapterRows | None, is_here: Array, order: Array) -> ExpertRows | None:
-    """The adapters of rows that are sorted by expert; bool[tokens, each] are those in groups."""
+def _of_rows(adapters: AdapterRows | None, is_here: Array, order: Array) -> AdapterRows | None:
+    """The adapters of rows that are sorted by expert: none behind all groups. bool[tokens, each] are those in groups."""
     if adapters is None:
         return None
     slots = jnp.where(is_here, adapters.slots[:, None], np.int32(-1)).reshape(-1)
-    return ExpertRows(slots[order], adapters.num_slots)
+    return AdapterRows(slots[order], adapters.num_slots)
 
 
 class BranchNorms(nnx.Module):

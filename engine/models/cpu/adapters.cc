@@ -1,0 +1,230 @@
+// Adapters of rows: out[row] += (x[row] @ a) @ b, by the factors in each row's slot. Factors that no row has are not read, and a
+// row's product does not depend on the others.
+//
+// A slot is written by engine/models/adapters/slot_words.py: a header, a of all of a kernel's parts side by side in panels, and b
+// of each part in panels. Its numbers are float32 or bfloat16. A part has the rank that this adapter has there, which may be 0.
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "handler.h"
+#include "panels.h"
+#include "team.h"
+
+namespace odriver {
+
+constexpr int64_t kHeader = 16;       // words: the bytes of a number, 0 without an adapter, and the rank of each part
+constexpr int kRowsAtOnce = kMaxSums / kPanelVectors;
+constexpr int64_t kPanelsOfTask = 8;  // of outputs
+constexpr int64_t kFetched = 64;      // rows of panels, ahead of the one that is multiplied
+constexpr int64_t kScattered = -1;
+
+int64_t panels_of(int64_t columns) { return (columns + kPanelWidth - 1) / kPanelWidth; }
+
+// Where a kernel has the outputs of its parts: `run` of the first, of the next and so on, and again.
+struct Outputs {
+  const int32_t* runs;
+  int64_t parts, width;
+
+  int64_t before(int64_t part) const {
+    int64_t sum = 0;
+    for (int64_t each = 0; each < part; ++each) sum += runs[each];
+    return sum;
+  }
+  int64_t count(int64_t part) const { return width / before(parts) * runs[part]; }
+  int64_t place(int64_t part, int64_t output) const {
+    return output / runs[part] * before(parts) + before(part) + output % runs[part];
+  }
+  // The place of a panel's first output, if the others are behind it.
+  int64_t place_of_panel(int64_t part, int64_t panel) const {
+    const int64_t first = panel * kPanelWidth, last = first + kPanelWidth - 1, at = place(part, first);
+    return last < count(part) && place(part, last) == at + kPanelWidth - 1 ? at : kScattered;
+  }
+};
+
+// The factors of a slot. `depth` are the kernel's inputs.
+struct Slot {
+  const int32_t* words;
+  int64_t depth;
+
+  bool is_used() const { return words[0] != 0; }
+  bool is_narrow() const { return words[0] == sizeof(uint16_t); }
+  int64_t rank(int64_t part) const { return words[1 + part]; }
+  int64_t before(int64_t part) const {
+    int64_t sum = 0;
+    for (int64_t each = 0; each < part; ++each) sum += rank(each);
+    return sum;
+  }
+
+  template <typename Stored>
+  const Stored* a(int64_t panel) const {
+    return reinterpret_cast<const Stored*>(words + kHeader) + panel * depth * kPanelWidth;
+  }
+  template <typename Stored>
+  const Stored* b(const Outputs& outputs, int64_t part, int64_t panel) const {
+    const Stored* begin = a<Stored>(panels_of(before(outputs.parts)));
+    for (int64_t each = 0; each < part; ++each) begin += panels_of(outputs.count(each)) * rank(each) * kPanelWidth;
+    return begin + panel * rank(part) * kPanelWidth;
+  }
+};
+
+// out[rows, kPanelWidth] (+)= x[rows, depth] @ panel[depth, kPanelWidth]; rows are wherever x and out point to. What is added to
+// out has been added up before.
+template <int rows, typename Stored>
+void multiply_panel(const float* const* x, const Stored* panel, int64_t depth, float* const* out, int64_t column, bool add) {
+  Vector sums[rows][kPanelVectors] = {};
+  const float* from[rows];
+  std::copy(x, x + rows, from);
+#pragma GCC unroll 4
+  for (int64_t k = 0; k < depth; ++k, panel += kPanelWidth) {
+    Vector columns[kPanelVectors];
+    read_row(panel, columns);
+    __builtin_prefetch(panel + kFetched * kPanelWidth);
+    for (int row = 0; row < rows; ++row)
+      for (int v = 0; v < kPanelVectors; ++v) sums[row][v] += from[row][k] * columns[v];
+  }
+  for (int row = 0; row < rows; ++row)
+    for (int v = 0; v < kPanelVectors; ++v) {
+      float* to = out[row] + column + v * kWidth;
+      store(to, add ? load(to) + sums[row][v] : sums[row][v]);
+    }
+}
+
+// multiply_panel for `count` rows.
+template <typename Stored, int rows = kRowsAtOnce>
+auto multiply_panel_of(int64_t count) {
+  if constexpr (rows > 1)
+    if (count < rows) return multiply_panel_of<Stored, rows - 1>(count);
+  return &multiply_panel<rows, Stored>;
+}
+
+// The rows x[rows, depth] of a step, the slot of each or -1, and their products out[rows, width] with the kernel.
+struct SlottedRows {
+  const float* x;
+  float* out;
+  const int32_t* slots;
+  int64_t rows, depth;
+};
+
+class Adapters {
+ public:
+  Adapters(const SlottedRows& all, const Outputs& outputs, const int32_t* words, int64_t slots, int64_t words_of_slot)
+      : all_(all), outputs_(outputs) {
+    for (int64_t slot = 0; slot < slots; ++slot) {
+      const Slot factors{words + slot * words_of_slot, all.depth};
+      if (factors.is_used()) take(factors, slot);
+    }
+    low_.reset(new float[order_.size() * columns_]);
+  }
+
+  void add() const {
+    const int64_t panels = columns_ / kPanelWidth;
+    if (tiles_.empty()) return;
+    parallel_for(int64_t(tiles_.size()) * panels, [&](int64_t task) {
+      const Tile& tile = tiles_[task / panels];
+      tile.slot.is_narrow() ? multiply_a<uint16_t>(tile, task % panels) : multiply_a<float>(tile, task % panels);
+    });
+    std::vector<int64_t> tasks{0};
+    for (int64_t part = 0; part < outputs_.parts; ++part)
+      tasks.push_back(tasks.back() + (panels_of(outputs_.count(part)) + kPanelsOfTask - 1) / kPanelsOfTask);
+    parallel_for(tasks.back(), [&](int64_t task) {
+      const int64_t part = std::upper_bound(tasks.begin(), tasks.end(), task) - tasks.begin() - 1;
+      add_panels(part, (task - tasks[part]) * kPanelsOfTask);
+    });
+  }
+
+ private:
+  // Rows of one slot, as many as are multiplied at once.
+  struct Tile {
+    Slot slot;
+    int64_t begin, count;
+  };
+
+  const SlottedRows all_;
+  const Outputs outputs_;
+  std::vector<int64_t> order_;    // the rows that have an adapter, by slot
+  std::vector<Tile> tiles_;       // of that order
+  int64_t columns_ = 0;           // of the widest a
+  std::unique_ptr<float[]> low_;  // [order, columns]: x @ a
+
+  void take(const Slot& factors, int64_t slot) {
+    const int64_t first = order_.size();
+    for (int64_t row = 0; row < all_.rows; ++row)
+      if (all_.slots[row] == slot) order_.push_back(row);
+    const int64_t count = order_.size() - first, tiles = (count + kRowsAtOnce - 1) / kRowsAtOnce;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const int64_t begin = tile * count / tiles, end = (tile + 1) * count / tiles;
+      tiles_.push_back({factors, first + begin, end - begin});
+    }
+    if (count > 0) columns_ = std::max(columns_, panels_of(factors.before(outputs_.parts)) * kPanelWidth);
+  }
+
+  template <typename Stored>
+  void multiply_a(const Tile& tile, int64_t panel) const {
+    if (panel >= panels_of(tile.slot.before(outputs_.parts))) return;
+    const float* x[kRowsAtOnce];
+    float* low[kRowsAtOnce];
+    for (int64_t row = 0; row < tile.count; ++row) {
+      x[row] = all_.x + order_[tile.begin + row] * all_.depth;
+      low[row] = &low_[(tile.begin + row) * columns_];
+    }
+    const auto multiply = multiply_panel_of<Stored>(tile.count);
+    multiply(x, tile.slot.a<Stored>(panel), all_.depth, low, panel * kPanelWidth, false);
+  }
+
+  // b of some panels of a part, for all rows.
+  void add_panels(int64_t part, int64_t first) const {
+    const int64_t count = std::min(kPanelsOfTask, panels_of(outputs_.count(part)) - first);
+    int64_t places[kPanelsOfTask];
+    for (int64_t panel = 0; panel < count; ++panel) places[panel] = outputs_.place_of_panel(part, first + panel);
+    for (const Tile& tile : tiles_)
+      tile.slot.is_narrow() ? multiply_b<uint16_t>(tile, part, first, count, places)
+                            : multiply_b<float>(tile, part, first, count, places);
+  }
+
+  template <typename Stored>
+  void multiply_b(const Tile& tile, int64_t part, int64_t first, int64_t count, const int64_t* places) const {
+    const int64_t rank = tile.slot.rank(part);
+    if (rank == 0) return;
+    const float* low[kRowsAtOnce];
+    float* out[kRowsAtOnce];
+    for (int64_t row = 0; row < tile.count; ++row) {
+      low[row] = &low_[(tile.begin + row) * columns_ + tile.slot.before(part)];
+      out[row] = all_.out + order_[tile.begin + row] * outputs_.width;
+    }
+    const auto multiply = multiply_panel_of<Stored>(tile.count);
+    const Stored* b = tile.slot.b<Stored>(outputs_, part, first);
+    for (int64_t panel = 0; panel < count; ++panel, b += rank * kPanelWidth) {
+      if (places[panel] != kScattered) {
+        multiply(low, b, rank, out, places[panel], true);
+        continue;
+      }
+      float products[kRowsAtOnce][kPanelWidth];
+      float* rows[kRowsAtOnce];
+      for (int64_t row = 0; row < tile.count; ++row) rows[row] = products[row];
+      multiply(low, b, rank, rows, 0, false);
+      for (int64_t row = 0; row < tile.count; ++row) scatter(part, first + panel, rows[row], out[row]);
+    }
+  }
+
+  // Adds a panel that hangs over a part's last output, or is in several runs.
+  void scatter(int64_t part, int64_t panel, const float* products, float* out) const {
+    const int64_t first = panel * kPanelWidth, end = std::min(outputs_.count(part), first + kPanelWidth);
+    for (int64_t output = first; output < end; ++output) out[outputs_.place(part, output)] += products[output - first];
+  }
+};
+
+// (products f32 of x by a kernel, x f32, the slot s32 of each row or -1, the factors s32 of all slots, runs s32 of outputs)
+// -> the products with those of the adapters, in the same memory
+const char* add_adapters(const Call& call) {
+  const Buffer x = call.arg(1), slots = call.arg(2), words = call.arg(3), runs = call.arg(4), out = call.result(0);
+  if (out.data() != call.arg(0).data()) return "the products are elsewhere";
+  const SlottedRows rows{x.floats(), out.floats(), slots.ints(), slots.size(), x.dim(-1)};
+  Adapters(rows, {runs.ints(), runs.size(), out.dim(-1)}, words.ints(), words.dim(0), words.dim(1)).add();
+  return nullptr;
+}
+
+}  // namespace odriver
+
+ODRIVER_HANDLER(odriver_add_adapters, odriver::add_adapters)
