@@ -45,7 +45,7 @@ inline Vector load(const uint16_t* from) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 #else
   const Integers wide = __builtin_convertvector(*reinterpret_cast<const Halves*>(from), Integers) << 16;
-  return reinterpret_cast<const Vector&>(wide);
+  return reinterpret_cast<Vector>(wide);
 #endif
 }
 
@@ -207,9 +207,8 @@ inline Vector exponential(Vector x) {
   sum = sum * rest + 1.6666665459e-1f;
   sum = sum * rest + 5.0000001201e-1f;
   sum = sum * rest * rest + rest + 1.0f;
-  const Integers scaled =
-      reinterpret_cast<const Integers&>(sum) + (__builtin_convertvector(power, Integers) << 23);
-  return vanishes ? Vector{} : reinterpret_cast<const Vector&>(scaled);
+  const Integers scaled = reinterpret_cast<Integers>(sum) + (__builtin_convertvector(power, Integers) << 23);
+  return vanishes ? Vector{} : reinterpret_cast<Vector>(scaled);
 }
 
 // tanh of each element, to about 3e-7 relative, by the rational function of Eigen and XLA. NaN stays NaN.
