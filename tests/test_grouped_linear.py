@@ -175,17 +175,18 @@ def test_a_row_that_is_no_number_stays_so_and_spoils_no_other(form, wrong):
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
-def test_sums_of_very_many_integers_do_not_overflow(form):
+@pytest.mark.parametrize("size", [1 - 2**-8, 0x7F7F7F / 2**23], ids=["the next power of two's", "digits of 127"])
+def test_sums_of_very_many_integers_do_not_overflow(form, size):
     """More inputs than 32 bits hold the sums of, all the largest, and all in one group."""
     depth, largest = 140_000, 127 if form == "int8" else 7
-    numbers, x = np.full((WIDTH + 1, depth), largest, np.int8), np.full((1, depth), 1 - 2**-8, np.float32)
+    numbers, x = np.full((WIDTH + 1, depth), largest, np.int8), np.full((1, depth), size, np.float32)
     ones = np.ones((WIDTH + 1, 1), np.float32)
     packed = panels.as_panels(numbers) if form == "int8" else panels.as_panels4(numbers)
 
     actual = product(x, packed, WIDTH + 1, ones[:, 0] if form == "int8" else panels.as_panels(ones))
 
     rtol = 0.01 if form == "int8" else 1e-3  # int8 may be added up as float32
-    np.testing.assert_allclose(actual, np.full((1, WIDTH + 1), depth * largest * (1 - 2**-8)), rtol=rtol)
+    np.testing.assert_allclose(actual, np.full((1, WIDTH + 1), depth * largest * size), rtol=rtol)
 
 
 @pytest.mark.thorough
