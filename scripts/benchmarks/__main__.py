@@ -13,6 +13,7 @@ from rich.console import Console
 
 from engine.config import DEMO_MODEL
 from engine.errors import ConfigurationError
+from scripts.benchmarks.adapters import measure_adapters
 from scripts.benchmarks.arrivals import measure_arrivals
 from scripts.benchmarks.clients.workload import Prompts
 from scripts.benchmarks.compiled.lora import measure_lora
@@ -217,6 +218,7 @@ def parser() -> argparse.ArgumentParser:
             "what the scheduler's policies are worth on a TPU, simulated, and what a step costs the host",
         ),
         ("tpu", _tpu, "what the compiler says of the steps on TPUs, none of which need be there"),
+        ("adapters", _adapters, "what eight adapters in its rows cost a step of 32 on this machine"),
         ("lora", _lora, "what the compiler says that adapters cost a step on TPUs, none of which need be there"),
     ):
         command = commands.add_parser(
@@ -386,6 +388,11 @@ def _simulate(options: argparse.Namespace) -> Iterator[Figure]:
 
 def _tpu(options: argparse.Namespace) -> Iterator[Figure]:
     yield from measure_tpu(options.tokens)
+
+
+def _adapters(options: argparse.Namespace) -> Iterator[Figure]:
+    for model in _models(options):
+        yield from measure_adapters(model, options.repeat)
 
 
 def _lora(options: argparse.Namespace) -> Iterator[Figure]:  # noqa: ARG001
