@@ -109,18 +109,19 @@ struct Panels {
   }
 };
 
-// A panel as floats, before scales: over many rows cheaper than to widen it in every tile.
-template <typename Stored, typename Scales>
-Kernels<float, Scales> widened(const Kernels<Stored, Scales>& kernels, int64_t panel) {
-  static thread_local std::vector<float> wide;
-  wide.resize(kernels.depth * kPanelWidth);
-  const Panels<1, Stored, Scales> narrow(kernels, panel, panel);
+// A panel as `read_row` gives it, as floats or integers, before scales: over many rows cheaper than to read it so in every tile.
+template <typename Read, typename Columns, typename Stored, typename Scales>
+Kernels<Read, Scales> read_once(const Kernels<Stored, Scales>& kernels, int64_t panel) {
+  static thread_local std::vector<Read> columns;
+  columns.resize(kernels.depth * kPanelWidth);
+  const Panels<1, Stored, Scales> packed(kernels, panel, panel);
   for (int64_t k = 0; k < kernels.depth; ++k) {
-    Vector row[kPanelVectors];
-    narrow.read(k, 0, row);
-    for (int v = 0; v < kPanelVectors; ++v) store(&wide[k * kPanelWidth + v * kWidth], row[v]);
+    Columns row[kPanelVectors];
+    static_assert(sizeof row == kPanelWidth * sizeof(Read));
+    packed.read(k, 0, row);
+    std::memcpy(&columns[k * kPanelWidth], row, sizeof row);
   }
-  return {wide.data(), kernels.depth, kernels.scales.from(panel)};
+  return {columns.data(), kernels.depth, kernels.scales.from(panel)};
 }
 
 // Activations of consecutive rows.
@@ -139,7 +140,7 @@ void multiply(const Floats& x, const Kernels<Stored, Scales>& kernels, int64_t p
               int64_t width, int64_t columns) {
   const int64_t depth = kernels.depth;
   if constexpr (panels == 1 && sizeof(Stored) < sizeof(float))
-    if (rows > kRowsOfNarrow) return multiply<1>(x, widened(kernels, panel), 0, 0, out, rows, width, columns);
+    if (rows > kRowsOfNarrow) return multiply<1>(x, read_once<float, Vector>(kernels, panel), 0, 0, out, rows, width, columns);
   const Panels<panels, Stored, Scales> right(kernels, panel, next);
   if (columns < panels * kPanelWidth) {
     for (int64_t row = 0; row < rows; ++row) {

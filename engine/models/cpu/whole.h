@@ -77,20 +77,6 @@ inline void read_row(const Quad4Read* from, Integers* row) {
   for (int v = 0; v < kPanelVectors; ++v) row[v] = load_integers(from + v * kWidth);
 }
 
-// A panel read once: over many rows cheaper than to do so in every tile.
-template <typename Scales>
-Kernels<Quad4Read, Scales> read_panel(const Kernels<Quad4, Scales>& kernels, int64_t panel) {
-  static thread_local std::vector<Quad4Read> columns;
-  columns.resize(kernels.depth * kPanelWidth);
-  const Panels<1, Quad4, Scales> packed(kernels, panel, panel);
-  for (int64_t k = 0; k < kernels.depth; ++k) {
-    Integers row[kPanelVectors];
-    packed.read(k, 0, row);
-    std::memcpy(&columns[k * kPanelWidth], row, sizeof row);
-  }
-  return {columns.data(), kernels.depth, kernels.scales.from(panel)};
-}
-
 constexpr int64_t kQuadsOfHalves = 8;  // whose products with 4 bits a sum of 16 bits holds
 
 // As above, first in halves of 32 bits, a panel after the other. Of a group's two lower digits 256 d1 + d0 is added up.
@@ -187,7 +173,7 @@ void multiply(const Digits& x, const Kernels<Stored, Scales>& kernels, int64_t p
               int64_t width, int64_t columns) {
 #if !defined(__AVX512VNNI__)
   if constexpr (panels == 1 && std::is_same_v<Stored, Quad4>)
-    if (rows > kRowsOfNarrow) return multiply<1>(x, read_panel(kernels, panel), 0, 0, out, rows, width, columns);
+    if (rows > kRowsOfNarrow) return multiply<1>(x, read_once<Quad4Read, Integers>(kernels, panel), 0, 0, out, rows, width, columns);
 #endif
   const Panels<panels, Stored, Scales> right(kernels, panel, next);
   if (columns == panels * kPanelWidth) return product(x, right, out, rows, width);
