@@ -71,6 +71,14 @@ class Backend:
     draft: "Backend | None" = None
     """That of the draft model, if there is one."""
 
+    def with_attention_of(self, xla: "Backend", description: str) -> "Backend":
+        """This one with XLA's attention, and its pages, in the place of a kernel."""
+        layout = self.layout if self.layout is Layout.PANELS else xla.layout
+        return replace(
+            xla, description=description, layout=layout, scans=self.scans, smallest_step=self.smallest_step,
+            sample=self.sample,
+        )  # fmt: skip
+
     def in_words(self, *, quantized: bool) -> str:
         """What serves; for quantised weights, whether the CPU's products of these are by VNNI."""
         by_vnni = quantized and self.layout is Layout.PANELS and panels.inputs_together(8) > 1
@@ -270,8 +278,7 @@ def choose_backend(
         sample=cpu_sampler.sample,
     )  # fmt: skip
     if misfit:
-        description = f"{ours.description}, attention by XLA: {misfit}"
-        return replace(ours, attention=xla.attention, allocate=xla.allocate, description=description)
+        return ours.with_attention_of(xla, f"{ours.description}, attention by XLA: {misfit}")
     return ours
 
 

@@ -76,11 +76,7 @@ def checked(trial: Trial, kv_dtype: np.dtype, *, int4_experts: bool = False) -> 
     backend, xla = trial.backend, xla_backend(kv_dtype)
     if trial.specs and backend.attention != xla.attention and (why := _fault("attention", trial.fault)):
         words = f"{xla.description}, in the place of {backend.description}: {why}"
-        layout = backend.layout if backend.layout is Layout.PANELS else xla.layout
-        backend = replace(
-            xla, description=words, layout=layout, scans=backend.scans, smallest_step=backend.smallest_step,
-            sample=backend.sample, replaced=("attention",),
-        )  # fmt: skip
+        backend = replace(backend.with_attention_of(xla, words), replaced=("attention",))
     if backend.layout is Layout.PANELS and (why := _fault("matrix product", product_fault)):
         words = f"{backend.description}; matrix products by XLA: {why}"
         backend = replace(backend, description=words, layout=xla.layout, replaced=(*backend.replaced, "matrix product"))
