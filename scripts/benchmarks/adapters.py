@@ -21,11 +21,11 @@ from engine.config import EngineConfig
 from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence as Generated
+from scripts.benchmarks.compiled.lora import ADAPTERS, RANK, ROWS
 from scripts.benchmarks.figures.figure import Figure, figure
 from scripts.benchmarks.models import model_directory
 from scripts.benchmarks.processes.child import answer_all, ask_once
 
-ROWS, ADAPTERS, RANK = 32, 8, 16
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
 WITHOUT = "without"
 PROMPT, TOKENS, UNSETTLED = 4, 60, 8
