@@ -148,6 +148,7 @@ class SequenceStates:
             if source not in (slot, SINK_SLOT):
                 self._slots.free([source])
             sequence.state_source = slot
+            self._let_find(sequence)
         for row, sequence, start, count in zip(
             range(plan.num_rows), plan.sequences, plan.starts, plan.counts, strict=True
         ):
