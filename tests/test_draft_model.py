@@ -218,8 +218,8 @@ def test_a_request_may_have_fewer_drafts_or_none(own):
     assert acceptance(own, before) == 1.0
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("rows", [1, *(pytest.param(rows, marks=pytest.mark.exhaustive) for rows in (2, 5))])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("rows", [1, 2, 5])
 def test_programs_of_few_rows_draft_for_them(tmp_path, rows):
     """Steps of all sizes; the drafts are those of the model for itself."""
     model = build_model(tmp_path, "llama2")

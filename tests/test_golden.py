@@ -57,34 +57,25 @@ OF_LATENTS = {id(XLA): xla_backend(FLOAT32, latents=True), id(TPU): tpu_backend(
 PLAINEST = {("llama2", 16), ("mistral", 4), ("qwen3", 16), ("gemma2", 16), ("gpt_oss", 16), ("deepseek_v3", 16)}
 PLAINEST |= {("qwen3_next", 16), ("nemotron_h", 16)}
 """Of every mechanism of an engine a variant and the size of its pages. What else is in a family's layers test_decoder shows."""
-BACKENDS = [
-    *(
-        pytest.param(
-            (variant, page_size, backend, 1), marks=() if (variant, page_size) in PLAINEST else pytest.mark.thorough
-        )
-        for variant in sorted(VARIANTS)
-        for page_size, backend in ((4, XLA), (16, None))
-    ),
-    pytest.param(("qwen2_sliding", 4, TPU, 1), marks=pytest.mark.thorough),
-    pytest.param(("qwen3_sharded", 4, TPU, 2), marks=pytest.mark.thorough),
-    pytest.param(("gemma2", 4, TPU, 1), marks=pytest.mark.thorough),
-    pytest.param(("gemma2", 4, XLA, 2), marks=pytest.mark.thorough),
-    *(
-        pytest.param((variant, 4, TPU, 1), marks=pytest.mark.thorough)
-        for variant in ("mixtral", "gemma3", "phi3_long", "glm4", "smollm3", "gemma4", "llama4", "gpt_oss")
-    ),
-    *(pytest.param((variant, 4, XLA, 2), marks=pytest.mark.thorough) for variant in sorted(MOE_VARIANTS)),
-    *(pytest.param((variant, 4, XLA, 2), marks=pytest.mark.thorough) for variant in sorted(STATE_VARIANTS)),
-    *(pytest.param((variant, 4, TPU, 1), marks=pytest.mark.thorough) for variant in sorted(STATE_VARIANTS)),
-    pytest.param(("olmo2", 4, XLA, 2), marks=pytest.mark.thorough),
-    pytest.param(("phi3", 4, XLA, 2), marks=pytest.mark.thorough),
-    pytest.param(("mixtral", 4, XLA, 2), marks=pytest.mark.thorough),
-    *(
-        pytest.param((variant, 4, TPU, 2), marks=pytest.mark.thorough)
-        for variant in ("qwen2_moe", "gpt_oss", "deepseek_v3")
-    ),
-    pytest.param(("deepseek_v3", 4, TPU, 1), marks=pytest.mark.thorough),
-]
+OF_XLA = ("exaone4", "gemma3", "gemma4", "llama2_bfloat16")
+ON_TWO_DEVICES = ("deepseek_v3", "gemma2", "gemma4_moe", "glm4_moe_lite", "gpt_oss", "granite_moe_shared", "llama4")
+ON_TWO_DEVICES += ("mixtral", "olmo2", "phi3", "qwen3_moe", "granite_hybrid", "nemotron_h", "qwen3_5_moe", "qwen3_next")
+OF_TPU = ("deepseek_v3", "gemma2", "gemma3", "gemma4", "gpt_oss", "llama4", "mixtral", "phi3_long", "qwen2_sliding")
+OF_TPU += ("granite_hybrid", "nemotron_h", "qwen3_next")
+"""Variants of every mechanism, which thorough runs try there; those of all others are exhaustive. Each is tried on the CPU's kernels."""
+
+
+def backends():
+    """(variant, page size, backend, devices) of all that there is, and when each is tried."""
+    for variant in sorted(VARIANTS):
+        shards = variant in MOE_VARIANTS or variant in STATE_VARIANTS or variant in ON_TWO_DEVICES
+        cells = [(4, XLA, 1, variant in OF_XLA), (16, None, 1, True), (4, TPU, 1, variant in OF_TPU)]
+        cells += [(4, XLA, 2, variant in ON_TWO_DEVICES)] * shards
+        cells += [(4, TPU, 2, True)] * (variant in ("deepseek_v3", "gpt_oss", "qwen2_moe", "qwen3_sharded"))
+        for page_size, backend, devices, is_thorough in cells:
+            mark = pytest.mark.thorough if is_thorough else pytest.mark.exhaustive
+            is_default = devices == 1 and backend is not TPU and (variant, page_size) in PLAINEST
+            yield pytest.param((variant, page_size, backend, devices), marks=() if is_default else mark)
 
 
 class RecordingManager(ExecutionManager):
@@ -126,7 +117,7 @@ class RecordingRunner(eSurgeRunner):
 
 @pytest.fixture(
     scope="module",
-    params=BACKENDS,
+    params=backends(),
     ids=lambda param: f"{param[0]}-pages_of_{param[1]}{'_TPU' * (param[2] is TPU)}-{param[3]}_devices",
 )
 def compiled(request, tmp_path_factory):
@@ -144,10 +135,10 @@ def compiled(request, tmp_path_factory):
     one_page = backend.one_page(split(model, devices), page_size, FLOAT32)
     states = one_page.states and replace(one_page.states, num_slots=NUM_SLOTS)
     metadata = replace(one_page, num_pages=1 + NUM_PAGES * len(one_page.windows), states=states)
-    of_xla = isinstance(
-        backend.attention, XLAAttention | XLALatentAttention
-    )  # takes long to compile, and does the same for any number of rows
-    shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, metadata, smallest_step=MAX_NUM_SEQS if of_xla else 1)
+    of_xla = isinstance(backend.attention, XLAAttention | XLALatentAttention)
+    # Each size takes seconds to compile. XLA does the same for any number of rows, and of kernels PLAINEST have all sizes.
+    smallest_step = 1 if (variant, page_size) in PLAINEST and not of_xla else MAX_NUM_SEQS
+    shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, metadata, smallest_step=smallest_step)
     decoder = load(directory, backend.weight_format(FLOAT32), devices)
     manager = RecordingManager(decoder, shapes, backend, mesh)
     manager.num_tokens = model.vocab_size

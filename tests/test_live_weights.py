@@ -157,10 +157,13 @@ def test_after_an_update_an_engine_is_one_that_was_loaded_so(world: World, compi
     assert (engine.stats().weight_version, engine.stats().weight_name) == (version + 1, "better")
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("variant", "settings"),
-    [("qwen2", {"quantization": "int8"}), ("llama2", {"tensor_parallel_size": 2}), ("gemma2", {"dtype": "bfloat16"})],
+    [
+        pytest.param("qwen2", {"quantization": "int8"}, marks=pytest.mark.thorough),
+        pytest.param("llama2", {"tensor_parallel_size": 2}, marks=pytest.mark.exhaustive),
+        pytest.param("gemma2", {"dtype": "bfloat16"}, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_so_it_is_in_other_forms(tmp_path: Path, compiled: list[str], variant: str, settings: dict[str, Any]) -> None:
     """Quantised, of several devices, in fewer bits."""
@@ -193,12 +196,12 @@ PARTS = {
     ("variant", "settings"),
     [
         ("llama2", {}),
-        pytest.param("llama2", {"quantization": "int8"}, marks=pytest.mark.thorough),
-        pytest.param("llama2", {"quantization": "int4"}, marks=pytest.mark.thorough),
+        pytest.param("llama2", {"quantization": "int8"}, marks=pytest.mark.exhaustive),
+        pytest.param("llama2", {"quantization": "int4"}, marks=pytest.mark.exhaustive),
         pytest.param("llama2", {"quantization": "w8a8"}, marks=pytest.mark.thorough),
-        pytest.param("llama2", {"tensor_parallel_size": 2}, marks=pytest.mark.thorough),
+        pytest.param("llama2", {"tensor_parallel_size": 2}, marks=pytest.mark.exhaustive),
         pytest.param("llama2", {"tensor_parallel_size": 2, "quantization": "int4"}, marks=pytest.mark.thorough),
-        pytest.param("qwen2", {}, marks=pytest.mark.thorough),
+        pytest.param("qwen2", {}, marks=pytest.mark.exhaustive),
         pytest.param("gemma2", {}, marks=pytest.mark.thorough),
     ],
 )

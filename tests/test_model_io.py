@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.sampling.needs import Need
@@ -212,6 +212,7 @@ def test_more_sequences_than_a_step_has_room_for_are_admitted():
 
 
 @pytest.mark.thorough
+@settings(max_examples=max(12, settings.default.max_examples // 6))  # each size is compiled
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(0, 9))
 def test_positions_follow_from_counts(counts, padding):
     """For any rows, also where the bucket has neither rows nor tokens to spare."""
