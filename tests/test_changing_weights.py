@@ -319,8 +319,8 @@ def of_jax() -> int:
 
 
 SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "max_position_embeddings": 512}
-CHANGES, SETTLED = 100, 20
-"""Changes of the weights in one stream, and after how many of them memory is measured first."""
+CHANGES, SETTLED = 100, 60
+"""Changes of the weights in one stream, and after how many of them memory is measured first: threads have their heaps then."""
 
 
 @pytest.fixture
