@@ -1,27 +1,36 @@
-"""C++ kernels for the CPU: compiled on this machine, cached on disk, registered with XLA.
+"""C++ kernels for the CPU: libraries that a wheel has, or that are compiled on this machine, registered with XLA.
 
 XLA:CPU packs a weight again for each product of a few rows, and gathers pages before it reads
-them: that is half the machine's speed. Our kernels do neither. They need a C++ compiler (``CXX``,
-or c++, g++ or clang++ on the PATH); without one, XLA's own operations serve.
+them: that is half the machine's speed. Our kernels do neither. setup.py compiles them for each
+level of processors into a wheel. Where there is no such library, as in a clone, a C++ compiler
+(``CXX``, or c++, g++ or clang++ on the PATH) makes it, once; without one, XLA's operations serve.
 """
 
 import ctypes
 import hashlib
-import importlib.util
+import logging
 import os
+import re
 import shutil
 import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from importlib.metadata import version
+from importlib.machinery import PathFinder
 from pathlib import Path
 
-from caching.instruction_set import compiler_flags, processor
+from caching.instruction_set import compiler_flags, level
+
+logger = logging.getLogger(__name__)
 
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-shared", "-fPIC", "-w")
 HEADERS = Path(__file__).parent / "cpu"
 ATTENTION = HEADERS / "attention.cc"
+SHIPPED = HEADERS / "compiled"
+"""The libraries of a wheel."""
 
 _compilers = ThreadPoolExecutor(thread_name_prefix="kernel compiler")
 
@@ -42,19 +51,12 @@ def load(source: Path) -> ctypes.CDLL:
 
 @cache
 def loading(source: Path) -> "Future[ctypes.CDLL]":
-    """``load`` in the background, without JAX, which takes a second to import.
-
-    The library is compiled unless a process on a machine like this one already did that.
-    """
+    """``load`` in the background, without JAX, which takes a second to import."""
     return _compilers.submit(_load, source)
 
 
 def _load(source: Path) -> ctypes.CDLL:
-    compiler = _compiler()
-    library = cache_home() / "kernels" / f"{source.stem}-{_fingerprint(compiler, source)}.so"
-    if not library.exists():
-        _compile(compiler, source, library)
-    return ctypes.CDLL(str(library))
+    return ctypes.CDLL(str(find(source) or compile_library(source, level(), _compiled_here())))
 
 
 def register(library: ctypes.CDLL, name: str) -> None:
@@ -64,7 +66,25 @@ def register(library: ctypes.CDLL, name: str) -> None:
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
 
 
-def _compiler() -> str:
+def find(source: Path) -> Path | None:
+    """A source file's library for this processor: a wheel's, or one that was compiled here before.
+
+    Raises KernelsUnavailable and UnknownInstructions.
+    """
+    stem = _stem(source, level())
+    for directory in (SHIPPED, _compiled_here()):
+        for library in _fitting(directory, stem):
+            try:
+                ctypes.CDLL(str(library))
+            except OSError as error:  # a wheel's may need a newer libc
+                logger.warning("%s", error)
+            else:
+                return library
+    return None
+
+
+def compiler() -> str:
+    """The C++ compiler of this machine. Raises KernelsUnavailable."""
     asked = os.environ.get("CXX")
     for name in (asked,) if asked else COMPILERS:
         found = shutil.which(name)
@@ -73,32 +93,59 @@ def _compiler() -> str:
     raise KernelsUnavailable(f"no C++ compiler {asked or 'on the PATH'}: install g++ for about twice the speed")
 
 
-def _fingerprint(compiler: str, source: Path) -> str:
-    """A hash of all that a library depends on: sources, compiler, flags, jaxlib, processor."""
-    headers = sorted({*HEADERS.glob("*.h"), *source.parent.glob("*.h")})
-    parts = [source.read_bytes(), *(header.read_bytes() for header in headers)]
-    texts = [*FLAGS, *compiler_flags(), compiler, version("jaxlib"), processor()]
-    parts += [text.encode() for text in texts]
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()[:16]
-
-
-def _xla_headers() -> Path:
-    """``jax.ffi.include_dir()``, found without an import of JAX."""
-    jaxlib = importlib.util.find_spec("jaxlib")
-    assert jaxlib is not None and jaxlib.origin is not None
-    return Path(jaxlib.origin).parent / "include"
-
-
-def _compile(compiler: str, source: Path, library: Path) -> None:
-    library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+def compile_library(source: Path, level: str, directory: Path) -> Path:
+    """Write the library of a source file for a level of processors. Raises KernelsUnavailable."""
+    headers, by = xla_headers(), compiler()
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    library = directory / f"{_stem(source, level)}-ffi{'.'.join(map(str, ffi_version()))}.so"
     unfinished = library.with_suffix(f".{os.getpid()}")
-    flags = (*FLAGS, *compiler_flags())
-    command = [compiler, *flags, f"-I{_xla_headers()}", f"-I{HEADERS}", str(source), "-o", str(unfinished)]
+    flags = (*FLAGS, *compiler_flags(level))
+    command = [by, *flags, f"-I{headers}", f"-I{HEADERS}", str(source), "-o", str(unfinished)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         unfinished.unlink(missing_ok=True)
-        raise KernelsUnavailable(f"{compiler} cannot compile {source.name}: {done.stderr.strip()[:500]}")
+        raise KernelsUnavailable(f"{by} cannot compile {source.name}: {done.stderr.strip()[:500]}")
     unfinished.rename(library)  # atomic: no process loads half of it
+    return library
+
+
+def xla_headers() -> Path:
+    """``jax.ffi.include_dir()``, found without an import of JAX, and by a build that pip isolates from
+    the environment too. Raises KernelsUnavailable."""
+    jaxlib = PathFinder.find_spec("jaxlib", [*sys.path, sysconfig.get_path("platlib")])
+    if jaxlib is None or jaxlib.origin is None:
+        raise KernelsUnavailable("no jaxlib, whose headers our kernels need")
+    return Path(jaxlib.origin).parent / "include"
+
+
+def ffi_version() -> tuple[int, ...]:
+    """The version of XLA's foreign function interface in jaxlib. Raises KernelsUnavailable."""
+    header = (xla_headers() / "xla/ffi/api/c_api.h").read_text()
+    version = re.findall(r"^#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)$", header, re.MULTILINE)
+    if len(version) != 2:
+        raise KernelsUnavailable("jaxlib's header has no version of XLA's foreign function interface")
+    return tuple(map(int, version))
+
+
+def _compiled_here() -> Path:
+    return cache_home() / "kernels"
+
+
+def _fitting(directory: Path, stem: str) -> Iterator[Path]:
+    """Libraries with this stem that the installed jaxlib takes: it takes its own version of the
+    interface, and those of the last 12 months at least, but no later one."""
+    installed = ffi_version()
+    for library in directory.glob(f"{stem}-ffi*.so"):
+        if tuple(map(int, library.stem.rpartition("-ffi")[2].split("."))) <= installed:
+            yield library
+
+
+def _stem(source: Path, level: str) -> str:
+    """How a library's name begins: with a hash of what it is compiled from. Which compiler did it
+    makes no difference, nor on which machine."""
+    headers = sorted({*HEADERS.glob("*.h"), *source.parent.glob("*.h")})
+    digest = hashlib.sha256()
+    flags = [flag.encode() for flag in (*FLAGS, *compiler_flags(level))]
+    for part in (*(path.read_bytes() for path in (source, *headers)), *flags):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return f"{source.stem}-{level}-{digest.hexdigest()[:16]}"

@@ -31,8 +31,10 @@ def fresh():
 
 
 @pytest.mark.usefixtures("fresh")
-def test_without_a_compiler_xla_serves_and_says_what_would_help(monkeypatch):
-    """A machine without a C++ compiler is served by XLA's operations, and the reason is told."""
+def test_without_a_compiler_xla_serves_and_says_what_would_help(monkeypatch, tmp_path):
+    """A machine without a C++ compiler, and without libraries, is served by XLA's operations, and the reason is told."""
+    monkeypatch.setattr(cpu_kernels, "SHIPPED", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
 
@@ -48,6 +50,7 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
     compiler = tmp_path / "c++"
     compiler.write_text("#!/bin/sh\necho 'out of paper' >&2\nexit 1\n")
     compiler.chmod(0o755)
+    monkeypatch.setattr(cpu_kernels, "SHIPPED", tmp_path)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -55,25 +58,6 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
 
     assert backend.attention == XLA.attention and "out of paper" in backend.description
     assert list((tmp_path / "cache" / "odriver" / "kernels").iterdir()) == []
-
-
-@pytest.mark.usefixtures("fresh")
-def test_a_library_is_compiled_once(monkeypatch, tmp_path):
-    """The second start finds the library of the first."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = tmp_path / "small.cc"
-    source.write_text('#include "tiles.h"\n')
-    try:
-        cpu_kernels.load(source)
-    except KernelsUnavailable as unavailable:
-        pytest.skip(str(unavailable))
-    (library,) = (tmp_path / "odriver" / "kernels").iterdir()
-    made = library.stat().st_mtime_ns
-    cpu_kernels.loading.cache_clear()
-
-    cpu_kernels.load(source)
-
-    assert library.stat().st_mtime_ns == made
 
 
 def test_a_shape_the_kernel_does_not_know_is_left_to_xla():

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from fake_driver import PATIENCE, FakeDriver, serving
 
+from caching import cpu_kernels
 from ipc.commands import cli, doctor
 from ipc.commands.doctor import Finding
 from ipc.service import accelerators
@@ -174,6 +175,7 @@ def test_the_exit_code_says_whether_a_start_would_fail(
     assert found["model"] == found["cache"] == found["address"] == found["settings"] == "good"
 
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    monkeypatch.setattr(cpu_kernels, "SHIPPED", tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert cli.main(["doctor", *bind, str(tmp_path / "no-model")]) == 1
     printed = capsys.readouterr().out

@@ -4,7 +4,7 @@ import os
 
 from caching import instruction_set
 
-MAX_ISA = {"avx2": "AVX2", "avx512": "AVX512"}
+MAX_ISA = {"baseline": "SSE4_2", "avx2": "AVX2", "avx512": "AVX512", "avx512vnni": "AVX512"}
 """What XLA calls the instructions, by the value of ODRIVER_CPU_ISA."""
 QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 """Half the time to compile, which is most of what an engine's tests take: no optimisation, and a function is not cut into parts

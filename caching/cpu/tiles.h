@@ -1,5 +1,5 @@
-// What the CPU kernels share: a register tile of a matrix product, and a vector exponential. Compiled on the machine it
-// runs on (caching/cpu_kernels.py), so the vector width is that machine's.
+// What the CPU kernels share: a register tile of a matrix product, and a vector exponential. Compiled for each level of
+// processors (caching/instruction_set.py), which the vector width follows from.
 //
 // A tile adds up each output in the order of k, whatever other rows there are: a row's result does not depend on
 // the batch it is computed in, bit for bit.
@@ -18,10 +18,10 @@ namespace odriver {
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64, kMaxSums = 24;  // of 32 registers
-#elif defined(__AVX__)
+#elif defined(__AVX2__)
 constexpr int kVectorBytes = 32, kMaxSums = 12;  // of 16
 #else
-constexpr int kVectorBytes = 16, kMaxSums = 24;  // of 32 (NEON)
+constexpr int kVectorBytes = 16, kMaxSums = 24;  // of 32 (NEON; SSE2 has 16, for processors without AVX2 alone)
 #endif
 constexpr int kWidth = kVectorBytes / sizeof(float);
 constexpr int kWideRows = kMaxSums / 4;  // up to so many rows a tile is four vectors wide, else two

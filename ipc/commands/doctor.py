@@ -69,7 +69,7 @@ def _machine() -> Iterator[Finding]:
     yield versions(importlib.metadata.requires("odriver") or [])
     yield accelerator(accelerators.devices())
     yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
-    yield compiler()
+    yield kernels()
     yield cache()
 
 
@@ -130,20 +130,26 @@ def open_files(soft: int, hard: int) -> Finding:
     return Finding("open files", "good", found)
 
 
-def compiler() -> Finding:
-    """Whether the CPU kernels can be compiled; accelerators don't need them."""
-    from caching.cpu_kernels import COMPILERS
+def kernels() -> Finding:
+    """Which libraries of CPU kernels a start loads; accelerators don't need them."""
+    from caching import cpu_kernels, instruction_set
+    from engine.cpu_libraries import SOURCES
 
-    asked = os.environ.get("CXX")
-    found = next(filter(None, map(shutil.which, (asked,) if asked else COMPILERS)), None)
-    if found is None:
+    try:
+        level = instruction_set.level()
+        libraries = [cpu_kernels.find(source) for source in SOURCES]
+        if None in libraries:
+            compiler = cpu_kernels.compiler()
+            return Finding("kernels", "good", f"for {level}: the first start compiles them, by {compiler}")
+    except instruction_set.UnknownInstructions as error:
+        return Finding("kernels", "bad", str(error), f"put {instruction_set.VARIABLE} right")
+    except cpu_kernels.KernelsUnavailable as error:
         return Finding(
-            "compiler",
-            "warning",
-            f"no C++ compiler {asked or ''}".strip(),
-            "install g++: a CPU then serves twice as fast",
+            "kernels", "warning", f"none for {level}, and {error}", "on a CPU: install g++, or a wheel with them"
         )
-    return Finding("compiler", "good", found)
+    came = [library.parent == cpu_kernels.SHIPPED for library in libraries if library is not None]
+    how = "shipped" if all(came) else "compiled on this machine"
+    return Finding("kernels", "good", f"for {level}, {how}")
 
 
 def cache() -> Finding:
