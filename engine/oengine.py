@@ -365,10 +365,14 @@ class oEngine:
                 self._masks.wait()
             return []
         step = self._in_flight.popleft()
+        awaited = step.plan
         try:
             result = self._runner.collect(step)
+            for later in self._steps_to_read(step.plan):
+                awaited = later.plan
+                self._runner.read_guesses(later)
         except DeviceError as failure:
-            return self._recover(step.plan, failure)
+            return self._recover(awaited, failure)
         seconds = self._seconds.landed(step.times) if step.is_step else None
         self._landed_at = time.monotonic()
         if seconds is not None and self._host is not None:
@@ -381,6 +385,11 @@ class oEngine:
             self._log.landed(step.plan, step.times)
         self._log.generated(outputs)
         return outputs
+
+    def _steps_to_read(self, plan: NextIterationPlan) -> list[PendingStep]:
+        """Steps in flight whose drafts have to be known before this plan lands."""
+        plans = self._scheduler.plans_to_read(plan)
+        return [step for step in self._in_flight if step.plan in plans and step.failure is None]
 
     def _recover(self, plan: NextIterationPlan, failure: DeviceError) -> list[SequenceOutput]:
         """End the sequences of a failed step and recompute all other running ones."""

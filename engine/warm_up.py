@@ -1,5 +1,7 @@
 """Short requests through an engine before it serves clients."""
 
+from collections.abc import Sequence as ListOf
+
 import numpy as np
 
 from engine.device_errors import DeviceError
@@ -25,7 +27,7 @@ class _AnyToken:
     def __init__(self, vocab_size: int) -> None:
         self.mask = np.full(mask_words(vocab_size), -1, np.int32)
 
-    def advance(self, *token_ids: int) -> None: ...
+    def advance(self, *token_ids: int, guess: ListOf[int] = ()) -> None: ...
 
     def hear(self) -> bool:
         return True

@@ -20,7 +20,7 @@ class EveryThird:
         bits[self._turn % 3 : self._vocab_size : 3] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)
 
-    def advance(self, token_id):
+    def advance(self, token_id, guess=()):  # noqa: ARG002
         """See TokenConstraint."""
         assert token_id % 3 == self._turn % 3
         self._turn += 1

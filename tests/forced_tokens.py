@@ -15,7 +15,8 @@ class ForcedTokens(SomeTokens):
 
     def __init__(self, delay, vocab_size, most_drafts, *, never=0):
         self._vocab_size, self._most, self._never = vocab_size, most_drafts, never
-        self.most_at_once = 0
+        self._guess = []
+        self.most_at_once = self.num_guesses = 0
         super().__init__(delay)
         self._force()
 
@@ -30,8 +31,9 @@ class ForcedTokens(SomeTokens):
         bits[self.allowed_after(tokens)] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)
 
-    def advance(self, *token_ids):
+    def advance(self, *token_ids, guess=()):
         super().advance(*token_ids)
+        self._guess = list(guess)
         self.most_at_once = max(self.most_at_once, len(token_ids))
 
     def hear(self):
@@ -49,3 +51,25 @@ class ForcedTokens(SomeTokens):
         self.expected = tokens[len(self.told) :]
         self.num_forced = len(self.told) % len(self.expected)
         self.expected_masks = masks[: len(tokens) % (self._most + 1)]
+
+
+class MostTokens(ForcedTokens):
+    """Allows two tokens of three, others behind each text, and forces some now and then, beside which it expects no guess."""
+
+    def allowed_after(self, tokens):
+        one, *_ = hashlib.blake2b(repr(tokens).encode()).digest()
+        return [token for token in range(self._vocab_size) if (token + one) % 3 and token != self._never]
+
+    def _force(self):
+        super()._force()
+        if len(self.told) % 4 == 0:
+            return
+        tokens, masks = list(self.told), []
+        for token_id in self._guess:
+            if token_id not in self.allowed_after(tokens):
+                break
+            tokens.append(token_id)
+            masks.append(self.mask_after(tokens))
+        self.expected, self.num_forced = tokens[len(self.told) :], 0
+        self.expected_masks = masks[: self._most]
+        self.num_guesses += len(self.expected)

@@ -39,7 +39,7 @@ class Constraint:
         self._length, self._fails_at, self._at_once = length, fails_at, at_once
         self._answers, self._line = os.pipe()
 
-    def advance(self, *token_ids):
+    def advance(self, *token_ids, guess=()):  # noqa: ARG002
         self.suspended = False
         self.tokens += token_ids
         if self._at_once:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from checkpoints import build_checkpoint
-from forced_tokens import ForcedTokens
+from forced_tokens import ForcedTokens, MostTokens
 from msgspec import json, structs
 from test_speculative_engine import (
     MAX_MODEL_LEN,
@@ -165,6 +165,37 @@ def test_a_model_that_drafts_for_itself_is_right_behind_tokens_that_were_forced(
 
     assert own.stats().prefix_cache_hits - before.prefix_cache_hits > 30
     assert acceptance(own, before) == 1.0
+
+
+def test_a_row_with_a_grammar_has_the_drafts_that_this_allows(own, monkeypatch):
+    """It is given what it is without drafts, greedy and drawn, preempted and beside others; what its grammar allows of a model's
+    drafts for itself is right."""
+    vocabulary = own.limits.vocab_size
+
+    def requests(drafts):
+        sequences = plain_requests(5, 16, vocabulary)
+        for number, sequence in enumerate(sequences):
+            sequence.params = structs.replace(sequence.params, num_speculative_tokens=drafts)
+            if number % 4:
+                sequence.constraint = MostTokens(number % 3, vocabulary, DRAFTS)
+        return sequences
+
+    land, accepted = own._scheduler.speculation.land, []
+
+    def watched(sequence, num_samples, num_tokens, num_found, num_forced=None):
+        if sequence.constraint is not None and num_forced is None:
+            accepted.append(num_tokens - 1)
+        land(sequence, num_samples, num_tokens, num_found, num_forced)
+
+    expected, before = answers(own, requests(0), at_once=9), own.stats()
+    monkeypatch.setattr(own._scheduler.speculation, "land", watched)
+
+    sequences = requests(None)
+    assert answers(own, sequences, at_once=9) == expected
+
+    num_allowed = sum(sequence.constraint.num_guesses for sequence in sequences if sequence.constraint is not None)
+    assert own.stats().preemptions > before.preemptions
+    assert 0.8 * num_allowed < sum(accepted) <= num_allowed and num_allowed > 20
 
 
 @pytest.mark.thorough

@@ -120,7 +120,7 @@ def test_guesses_are_granted_by_their_own_acceptance_and_what_is_forced_by_its_o
     sequence.expected, sequence.num_forced = sequence.constraint.expected, 1
 
     for _ in range(20):
-        speculation.land(sequence, 1 + MOST, 2, 0, MOST - 1)  # the forced one is right, the first guess wrong
+        speculation.land(sequence, 1 + MOST, 2, 0, 1)  # the forced one is right, the first guess wrong
 
-    assert sequence.draft_acceptance.value > 0.95
+    assert sequence.forced_acceptance.value > 0.95
     assert speculation.drafts([sequence], ROOM, ROOM) == {sequence: granted}

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from checkpoints import VARIANTS, random_tensors
 from flax import nnx
+from forced_tokens import MostTokens
 from head_checkpoints import CONTEXT, HEADS, build_head, build_target, head_tensors
 from loading import FLOAT32, load
 from msgspec import structs
@@ -40,6 +41,7 @@ from engine.models.weights.sources import Arrays
 from engine.models.weights.store import load_decoder
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
+from engine.speculation.history import NO_DRAFT
 
 CLEAR = 1e-3
 """Between the logits of two drafts: nearer ones rounding may turn."""
@@ -105,13 +107,14 @@ def watched(engine, monkeypatch):
         def run(weights, cache, slots, fed, rows_drafted, key):
             slot, count = rows_drafted
             lasts = np.asarray(slots.num_tokens)[slot] - np.asarray(fed.num_wrong)[slot]
-            cache, fed = program(weights, cache, slots, fed, rows_drafted, key)
-            ids = np.asarray(fed.ids)
-            for row, last, most in zip(slot, lasts, count, strict=True):
+            cache, fed, told = program(weights, cache, slots, fed, rows_drafted, key)
+            ids, copied = np.asarray(fed.ids), np.asarray(told)
+            for place, (row, last, most) in enumerate(zip(slot, lasts, count, strict=True)):
                 if most:
                     text, drafts = ids[row, : last + 1], ids[row, last + 1 : last + 1 + most]
+                    assert drafts.tolist() == copied[place, :most].tolist() and np.all(copied[place, most:] == NO_DRAFT)
                     seen.append((tuple(text.tolist()), drafts.tolist()))
-            return cache, fed
+            return cache, fed, told
 
         return run
 
@@ -291,6 +294,25 @@ def test_drafts_are_those_of_the_twin(one, drafted):
     assert stats.preemptions > before.preemptions or "page_size" in one.settings
     assert "host_cache_gib" not in one.settings or stats.host_bytes_loaded
     one.twin.assert_drafts(drafted, 400)
+
+
+@of(CASES)
+def test_rows_with_a_grammar_have_drafts_of_the_text_that_it_allows(one, drafted):
+    """And are given what they are given without drafts."""
+    vocabulary = one.engine.limits.vocab_size
+
+    def constrained(drafts):
+        sequences = requests(7, 12, vocabulary, num_speculative_tokens=drafts)
+        for number, sequence in enumerate(sequences):
+            sequence.constraint = MostTokens(number % 3, vocabulary, 3)
+        return sequences
+
+    expected = answers(one.engine, constrained(0), at_once=9)
+    assert not drafted
+
+    assert answers(one.engine, constrained(None), at_once=9) == expected
+
+    one.twin.assert_drafts(drafted, 40)
 
 
 @of(WHOLE)

@@ -217,7 +217,7 @@ class SomeTokens:
     def mask_after(self, tokens):
         return np.array([allowed_after(tokens)], np.int32)
 
-    def advance(self, *token_ids):
+    def advance(self, *token_ids, guess=()):  # noqa: ARG002
         self.told += token_ids
         self._asked = 0
 

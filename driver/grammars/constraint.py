@@ -2,6 +2,7 @@
 
 import time
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -74,11 +75,12 @@ class GrammarConstraint:
         """The body of BEGIN that makes its matcher again."""
         return pack_beginning(self._job, self._num_drafts, self._tokens.tobytes())
 
-    def advance(self, *token_ids: int) -> None:
-        """Reads the next tokens; returns at once."""
+    def advance(self, *token_ids: int, guess: Sequence[int] = ()) -> None:
+        """Reads the next tokens, and asks about those of a guess; returns at once."""
         self._tokens.extend(token_ids)
         self._awaits_answer, self._suspended = True, False
-        guess = [] if self._guesses is None else self._guesses.read(token_ids, 2 * self._num_drafts + 1)
+        if self._guesses is not None:
+            guess = self._guesses.read(token_ids, 2 * self._num_drafts + 1)
         if self._worker is None:
             self._begin()
         else:

@@ -45,7 +45,9 @@ class Landing:
                 if self._speculation is not None:
                     kept = samples if plan.samples_of is None else plan.counts[row]
                     guessed = plan.num_guessed.get(row, 0)
-                    self._speculation.land(sequence, kept, len(token_ids), result.drafts[row], guessed)
+                    is_forced = sequence.constraint is not None and row not in plan.guesses
+                    num_forced = kept - 1 - guessed if is_forced else None
+                    self._speculation.land(sequence, kept, len(token_ids), result.drafts[row], num_forced)
                 added, reason = self._land(sequence, token_ids)
                 logprobs = result.logprobs.get(row, ())[: len(added)]
                 outputs.append(SequenceOutput(sequence.request_id, added, reason, logprobs, prompt_logprobs))
@@ -56,8 +58,9 @@ class Landing:
     def note_expected(self, sequence: Sequence) -> None:
         """Its constraint, if it has one, has answered, and may say what it expects."""
         if self._speculation is not None and sequence.constraint is not None:
-            sequence.expected = sequence.constraint.expected
-            sequence.num_forced = sequence.constraint.num_forced
+            expected, num_forced = sequence.constraint.expected, sequence.constraint.num_forced
+            sequence.expected = expected[:num_forced] if self._speculation.has_model else expected
+            sequence.num_forced = num_forced
 
     def _land(self, sequence: Sequence, token_ids: list[int]) -> tuple[list[int], str | None]:
         """Add tokens up to its last one, also where the sequence waits again.
@@ -87,7 +90,7 @@ class Landing:
 
     def _constrain(self, sequence: Sequence, constraint: TokenConstraint, token_ids: list[int]) -> None:
         """Tell a constraint what has landed, which it has not answered to yet."""
-        constraint.advance(*token_ids)
+        constraint.advance(*token_ids, guess=self._running.late.guess(sequence))
         sequence.awaits_mask = True
         count = len(token_ids)
         as_expected = list(sequence.expected[:count]) == token_ids

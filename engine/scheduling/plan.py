@@ -36,6 +36,9 @@ class NextIterationPlan:
     known."""
     num_guessed: dict[int, int] = field(default_factory=dict)
     """By row with such drafts, those that its constraint does not force: the last ones."""
+    guesses: dict[int, ListOf[int]] = field(default_factory=dict)
+    """By row with a constraint whose drafts a draft model writes in the step, these, once they have
+    been read; a row that samples late has those of its earlier plan."""
     late: list[int] = field(default_factory=list)
     """Decoding rows that do not sample in this step, though they might, as their constraint has not
     answered yet: their logits are kept."""
@@ -74,8 +77,14 @@ class NextIterationPlan:
 
     @property
     def drafted(self) -> list[int]:
-        """Decoding rows with drafts that are on the device."""
-        return [row for row in range(self.num_decodes) if self.counts[row] > 1 and row not in self.expected]
+        """Decoding rows with drafts that are on the device, those with the most first."""
+        rows = [row for row in range(self.num_decodes) if self.counts[row] > 1 and row not in self.expected]
+        return sorted(rows, key=lambda row: -self.counts[row])
+
+    @property
+    def has_guesses(self) -> bool:
+        """Whether a draft model writes drafts in the step that constraints are to be asked about."""
+        return any(self.counts[row] > 1 and row not in self.expected for row in self.late)
 
     @property
     def read_slots(self) -> set[int]:
@@ -117,7 +126,7 @@ class NextIterationPlan:
 
     def _add_constrained(self, row: int, sequence: Sequence, num_drafts: int) -> None:
         """A decoding row samples in the step if its constraint has answered, and else late."""
-        if num_drafts:
+        if num_drafts and sequence.expected_drafts:
             self.expected[row] = sequence.expected_drafts[:num_drafts]
             self.num_guessed[row] = max(0, num_drafts - sequence.num_forced_drafts)
         if sequence.has_mask:
@@ -130,13 +139,17 @@ class NextIterationPlan:
     def add_late(self, sequence: Sequence, row: int) -> None:
         """Add a row: the tokens of a sequence whose logits are kept of a row of ``samples_of``.
 
-        Its drafts are in the right places if as many tokens as were in flight then have landed, and
-        have masks as far as the constraint, which has heard of these, forces the same. The others
-        are not accepted.
+        Its drafts are in the right places if as many tokens as were in flight then have landed, or
+        a draft model wrote them, and have masks as far as the constraint, which has heard of these,
+        expects the same. The others are not accepted.
         """
         of, constraint = self.samples_of, sequence.constraint
         assert of is not None and constraint is not None
-        fed = of.expected.get(row, ()) if of.starts[row] == sequence.num_tokens - 1 else ()
+        fed = of.guesses.get(row, ())
+        if fed:
+            self.guesses[self.num_rows] = fed
+        elif of.starts[row] == sequence.num_tokens - 1:
+            fed = of.expected.get(row, ())
         pairs = zip(fed, constraint.expected, constraint.expected_masks, strict=False)
         masked = [draft for draft, *_ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
         if masked:

@@ -230,6 +230,13 @@ class InferenceScheduler:
         internal = sequence.constraint.internal
         return SequenceOutput(sequence.request_id, [], reason, error=error, internal=internal)
 
+    def plans_to_read(self, plan: NextIterationPlan) -> list[NextIterationPlan]:
+        """Plans in flight in which a draft model writes drafts for rows that follow the tokens of
+        this one: their ``guesses`` have to be there when it lands."""
+        if self.speculation is None or not self.speculation.has_model:
+            return []
+        return self._running.late.with_guesses(plan.sequences[row] for row in plan.constrained)
+
     def plan_late(self) -> list[NextIterationPlan]:
         """Plans that sample for those sequences, resumed since the last call, whose logits are
         kept. They land as steps do."""

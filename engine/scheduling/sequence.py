@@ -78,7 +78,10 @@ class Sequence:
     draft_presence: RecentShare = field(default_factory=lambda: RecentShare(1.0))
     """How often there were drafts where it was granted some."""
     draft_acceptance: RecentShare = field(default_factory=lambda: RecentShare(EXPECTED_ACCEPTANCE))
-    """How often a draft was right behind others that were."""
+    """How often a draft was right behind others that were: one that its constraint forces or guesses
+    does not count."""
+    forced_acceptance: RecentShare = field(default_factory=lambda: RecentShare(EXPECTED_ACCEPTANCE))
+    """How often a token that its constraint forces was right behind others that were."""
     num_prompt_logprobs: int = 0
     """Prompt tokens whose log-probabilities have landed; the first has none and counts."""
     awaits_mask: bool = False

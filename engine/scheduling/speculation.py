@@ -50,7 +50,8 @@ class Speculation:
         has_model: bool = False,
     ) -> None:
         self.num_speculative_tokens = num_speculative_tokens
-        self._has_model = has_model
+        self.has_model = has_model
+        """Whether a draft model writes drafts."""
         self._seconds, self._sizes = seconds, sizes
         self._unprobed = 0
         """Plans since some draft was tried that was not worth it, in which there was one."""
@@ -71,7 +72,7 @@ class Speculation:
 
     def passes(self, num_drafts: int) -> int:
         """Passes of a draft model in a step whose rows have up to so many drafts of it."""
-        return num_drafts if self._has_model else 0
+        return num_drafts if self.has_model else 0
 
     def drafts(self, sequences: list[Sequence], room: int, in_flight: int) -> dict[Sequence, int]:
         """How many drafts these decoding sequences have in a step with room for so many more
@@ -82,7 +83,7 @@ class Speculation:
         owners, chances, places = list[Sequence](), list[float](), list[int]()
         for sequence, count in most.items():
             owners += [sequence] * count
-            places += range(1, count + 1) if sequence.constraint is None else [0] * count
+            places += [0] * count if sequence.expected_drafts else range(1, count + 1)
             chances += _chances(sequence, count)
         order = np.argsort(-np.array(chances), kind="stable")[:room]
         worth = self._worth(len(sequences), np.array(chances)[order], np.array(places)[order])
@@ -92,9 +93,12 @@ class Speculation:
         self._probe(granted, most, room - sum(granted.values()))
         return granted
 
-    def land(self, sequence: Sequence, num_samples: int, num_tokens: int, num_found: int, num_guessed: int = 0) -> None:
+    def land(
+        self, sequence: Sequence, num_samples: int, num_tokens: int, num_found: int, num_forced: int | None = None
+    ) -> None:
         """A row of so many samples gave so many tokens; the device has found drafts for those behind
-        them, so many. Of the row's drafts the last ``num_guessed`` were guesses of a constraint."""
+        them, so many. ``num_forced`` of its drafts were forced by a constraint, and the others its
+        guesses; None if they were the device's."""
         drafted = granted = num_samples - 1
         accepted = num_tokens - 1
         if sequence.constraint is None:
@@ -102,9 +106,11 @@ class Speculation:
         if not granted:
             return
         sequence.draft_presence.learn(bool(drafted), 1)
-        if drafted > num_guessed:
-            right = min(accepted, drafted - num_guessed)
-            sequence.draft_acceptance.learn(right, right + (right < drafted - num_guessed))
+        acceptance = sequence.draft_acceptance if num_forced is None else sequence.forced_acceptance
+        judged = drafted if num_forced is None else num_forced
+        if judged:
+            right = min(accepted, judged)
+            acceptance.learn(right, right + (right < judged))
         if drafted:
             self.num_drafts += 1
             self.num_draft_tokens += drafted
@@ -126,9 +132,9 @@ class Speculation:
         """Drafts that it may have: the device or its constraint has some, and they cannot end it."""
         asked, left = sequence.params.num_speculative_tokens, sequence.max_computed_tokens
         most = self.num_speculative_tokens if asked is None else min(asked, self.num_speculative_tokens)
-        if sequence.constraint is not None:
+        if sequence.expected_drafts:
             most = min(most, len(sequence.expected_drafts))
-        elif not sequence.num_drafts:
+        elif not (sequence.num_drafts if sequence.constraint is None else self.has_model and sequence.num_in_flight):
             return 0
         return min(most, left - sequence.num_computed_tokens - 1, in_flight - sequence.num_in_flight - 1)
 
@@ -147,7 +153,7 @@ class Speculation:
     def _counts(self, num_rows: int, most: int) -> list[int]:
         """How many drafts, up to ``most``, may be the best number: without a draft model those that
         fill a size, as fewer cost the same."""
-        if self._has_model or not self._sizes:
+        if self.has_model or not self._sizes:
             return list(range(most + 1))
         filling = self._sizes[bisect_left(self._sizes, num_rows) : bisect_left(self._sizes, num_rows + most)]
         return [size - num_rows for size in filling] + [most]
@@ -161,8 +167,9 @@ def most_samples(max_num_seqs: int, num_drafts: int) -> int:
 def _chances(sequence: Sequence, count: int) -> list[float]:
     """Of each of so many drafts, that there is one and it is right."""
     presence, acceptance = sequence.draft_presence.value, sequence.draft_acceptance.value
-    if sequence.constraint is None:
+    if sequence.constraint is None or not sequence.expected_drafts:
         return [presence * acceptance ** (place + 1) for place in range(count)]
     forced, guess = min(count, sequence.num_forced_drafts), sequence.constraint.guess_acceptance
+    acceptance = sequence.forced_acceptance.value
     chances = [acceptance ** (place + 1) for place in range(forced)]
     return chances + [acceptance**forced * guess ** (place + 1) for place in range(count - forced)]

@@ -51,6 +51,12 @@ class History:
         """i32[n] the drafts at i32[n] positions, below 0 where there is none."""
         return _at(self.ids, slots, positions)
 
+    def drafts(self, slots: Array, firsts: Array, counts: Array) -> Array:
+        """i32[n, num_drafts] the i32[n] counts of drafts from i32[n] positions on, then NO_DRAFT."""
+        places = jnp.arange(self.num_drafts, dtype=jnp.int32)
+        drafts = self.draft(slots[:, None], firsts[:, None] + places[None, :])
+        return jnp.where(places[None, :] < counts[:, None], drafts, NO_DRAFT)
+
     def drafted(self, slots: Array, positions: Array, drafts: Array) -> "History":
         """The history with i32[n] drafts, or NO_DRAFT, at i32[n] positions of i32[n] slots."""
         ids = self.ids.at[slots, positions].set(drafts)

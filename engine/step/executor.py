@@ -44,6 +44,8 @@ class ExecutedStep:
     """[rows] of ``compute_logprobs``; None if no row wants them."""
     prompt_blocks: list[Array]
     """PROMPT_BLOCK rows of ``compute_logprobs`` each."""
+    drafts: Array | None = None
+    """i32[rows, most drafts] of DRAFT, if a draft model has drafted for the step."""
 
 
 class StepExecutor:
@@ -151,9 +153,10 @@ class StepExecutor:
             self._fed = manager.write_history()(self._fed, piece)
         if step.expected is not None:
             self._fed = manager.write_expected()(self._fed, step.expected)
+        drafts = None
         if step.drafted is not None:
             draft = manager.draft(step.drafted.shape[1])
-            self._cache, self._fed = draft(
+            self._cache, self._fed, drafts = draft(
                 manager.draft_weights, self._cache, self._slots, self._fed, step.drafted, self._key
             )
         if step.feeds_draft_model:
@@ -175,7 +178,7 @@ class StepExecutor:
         if step.prompt_tokens is not None:
             taken = [(manager.take_hidden(layout)(hidden, block[0]), block) for block in step.prompt_tokens]
             blocks = [self._prompt_logprobs(of_block, block, step.has_adapters) for of_block, block in taken]
-        return _executed(token_ids, logprobs, blocks)
+        return _executed(token_ids, logprobs, blocks, drafts)
 
     def sample(self, command: SampleKept) -> ExecutedStep:
         """Dispatch the sampling of rows whose logits are kept."""
@@ -231,9 +234,11 @@ class StepExecutor:
         return token_ids, for_rows(LOGPROBS)(logits, token_ids) if Need.LOGPROBS in needs else None
 
 
-def _executed(token_ids: Array, logprobs: Array | None, prompt_blocks: list[Array]) -> ExecutedStep:
-    """Results that are to be copied to the host."""
+def _executed(
+    token_ids: Array, logprobs: Array | None, prompt_blocks: list[Array], drafts: Array | None = None
+) -> ExecutedStep:
+    """Results, of which all but the drafts are to be copied to the host."""
     for result in (token_ids, logprobs, *prompt_blocks):
         if result is not None:
             result.copy_to_host_async()
-    return ExecutedStep(token_ids, logprobs, prompt_blocks)
+    return ExecutedStep(token_ids, logprobs, prompt_blocks, drafts)

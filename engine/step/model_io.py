@@ -130,7 +130,6 @@ class ModelIOProcessor:
         count = len(rows)
         drafted = np.zeros((2, sizes[bisect_left(sizes, count)]), np.int32)
         drafted[0, count:] = self._shapes.dump_slot
-        rows.sort(key=lambda row: -plan.counts[row])
         drafted[0, :count] = [plan.sequences[row].slot for row in rows]
         drafted[1, :count] = [plan.counts[row] - 1 for row in rows]
         return drafted

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import cast
 
 import numpy as np
@@ -200,6 +201,18 @@ class eSurgeRunner:
             logprobs = _logprobs(step, step.executed.logprobs, rows, ids)
             return StepResult(ids, logprobs, _prompt_logprobs(step, step.executed), drafts)
 
+    def read_guesses(self, step: PendingStep) -> None:
+        """Wait for the drafts that a draft model writes in a step for rows with constraints, and note
+        them in its plan. Its dispatch has not failed. Raises DeviceError as ``collect`` does."""
+        plan, executed = step.plan, step.executed
+        assert executed is not None and executed.drafts is not None
+        with device_errors():
+            drafts = np.asarray(executed.drafts).tolist()
+        late = set(plan.late)
+        for row, ids in zip(plan.drafted, drafts, strict=False):
+            if row in late:
+                plan.guesses[row] = list(takewhile(lambda token_id: token_id >= 0, ids))
+
     def reset(self) -> None:
         """As ``StepExecutor.reset``. No sequence may have a slot."""
         self._tell(ResetState())
@@ -228,6 +241,8 @@ class eSurgeRunner:
         self._tell(step)
         self.gaps.look()
         executed = self._executor.execute(step)
+        if plan.has_guesses and executed.drafts is not None:
+            executed.drafts.copy_to_host_async()
         self.gaps.dispatched(cast(Result, executed.token_ids))  # jax's types lack is_ready
         times.end("dispatch")
         return PendingStep(plan, executed, prompt_logprobs, times=times)

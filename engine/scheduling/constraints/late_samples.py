@@ -1,5 +1,8 @@
 """Rows whose forward pass runs before their constraint has said what they may sample."""
 
+from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
+
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
 
@@ -44,6 +47,17 @@ class LateSamples:
         """A sequence that is here has its mask."""
         assert sequence in self._plans, "its logits are not kept"
         self._answered[sequence] = None
+
+    def with_guesses(self, sequences: Iterable[Sequence]) -> list[NextIterationPlan]:
+        """The plans in which a draft model writes drafts for those of these sequences that are here,
+        and that have not been read yet."""
+        plans = dict.fromkeys(self._plans[sequence][0] for sequence in sequences if sequence in self._plans)
+        return [plan for plan in plans if plan.has_guesses and not plan.guesses]
+
+    def guess(self, sequence: Sequence) -> ListOf[int]:
+        """The drafts that a draft model has written for its row, if it is here."""
+        plan, row = self._plans.get(sequence, (None, -1))
+        return () if plan is None else plan.guesses.get(row, ())
 
     def plan(self) -> list[NextIterationPlan]:
         """Plans that sample for all sequences that have a mask: one for each that made logits."""

@@ -44,8 +44,9 @@ class TokenConstraint(Protocol):
     def error(self) -> str | None:
         """Why the sequence cannot go on, for the client."""
 
-    def advance(self, *token_ids: int) -> None:
-        """The next tokens have landed; returns at once."""
+    def advance(self, *token_ids: int, guess: ListOf[int] = ()) -> None:
+        """The next tokens have landed; returns at once. What it then expects are the tokens of a
+        ``guess`` that may follow these, unless it forces others."""
 
     def hear(self) -> bool:
         """Whether the answer has come; returns at once."""

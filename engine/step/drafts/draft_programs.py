@@ -30,11 +30,13 @@ FEED_DRAFT_MODEL = "feed draft model"
 """(weights, cache, slots, history, packed) -> cache, which is donated: the draft model's pages have
 the tokens that a step feeds. The arguments are those of FORWARD."""
 DRAFT = "draft"
-"""(weights, cache, slots, history, drafted i32[2, rows], key) -> (cache, history), both donated.
+"""(weights, cache, slots, history, drafted i32[2, rows], key) -> (cache, history, drafts i32[rows,
+most drafts]); cache and history are donated.
 
 ``drafted`` are the slots of rows and how many drafts each is to have, the most first; padding has
 the dump slot and none. The rows' pages have room for their last token and all drafts, and a draft
-model's then have them all, a draft head's all but the last draft."""
+model's then have them all, a draft head's all but the last draft. The drafts are NO_DRAFT behind a row's
+last."""
 
 
 class DraftPrograms:
@@ -93,7 +95,7 @@ class DraftPrograms:
             history: History,
             drafted: Array,
             key: Array,
-        ) -> tuple[PagedAttentionCache, History]:
+        ) -> tuple[PagedAttentionCache, History, Array]:
             of_rows, counts = drafted
             begins = read(slots.num_tokens.at[of_rows]) - read(history.num_wrong.at[of_rows])
             tables = slots.tables_of(of_rows)
@@ -117,11 +119,12 @@ class DraftPrograms:
             features = one_pass.features(cache.draft, tables, begins)
             state, count = (cache.draft, features, history), counts[0] + more
             pages, _, history = jax.lax.fori_loop(jnp.int32(0), count, feed_next, state)
-            return replace(cache, draft=pages), history
+            drafts = history.drafts(of_rows, begins + 1, counts)
+            return replace(cache, draft=pages), history, drafts
 
         drafted = self._mesh.shapes(jax.ShapeDtypeStruct((2, rows), np.int32))
         key = self._mesh.shapes(jax.eval_shape(lambda: jax.random.key(0)))
-        on_each = self._mesh.on_each(draft, (*self._specs, COPY, COPY), (CACHE, COPY))
+        on_each = self._mesh.on_each(draft, (*self._specs, COPY, COPY), (CACHE, COPY, COPY))
         return lower(on_each, *self._state, drafted, key, donate=(1, 3))
 
     def _inputs(self, of_rows: Array, samples: Array, positions: Array, slots: SlotState) -> SamplerInputs:

@@ -136,7 +136,7 @@ class SchedulerHistory:
             reserve=GrowthReserve(self._pages.num_total, least=random.choice((0.0, 0.1, 1.0))),
             fair=self._fair,
             adapters=AdapterSlots(self._num_slots),
-            speculation=Speculation(self._drafts.most) if self._drafts.most else None,
+            speculation=Speculation(self._drafts.most, has_model=self._drafts.has_model) if self._drafts.most else None,
             step_costs=StepCosts({self._budget, *random.choices(range(1, self._budget + 1), k=4)}),
             inter_token_seconds=self._target,
         )
@@ -440,8 +440,12 @@ class SchedulerHistory:
             known[sequence.request_id].tokens[row.start + row.kept - row.num_tokens + 1 :][: row.num_tokens]
             for sequence, row in zip(plan.sequences, rows, strict=True)
         ]
-        seconds = (self._fixed + self._per_token * plan.num_tokens) * self._random.choice((1, 1, 1, 1.2, 0.8, 10))
+        seconds = (self._fixed + self._per_token * (plan.num_tokens + plan.num_passes)) * self._random.choice(
+            (1, 1, 1, 1.2, 0.8, 10)
+        )
         result = StepResult(ids, drafts=[row.num_drafts for row in rows])
+        for later in self._scheduler.plans_to_read(plan):
+            self._drafts.read(later)
         for output in self._scheduler.update(plan, result, seconds if self._timed else None):
             life = self._alive[output.request_id]  # one that has ended has no more to say
             life.received += output.token_ids
@@ -483,10 +487,13 @@ class SchedulerHistory:
         costs, prompts = self._scheduler.step_costs, plan.num_tokens - plan.num_decode_tokens
         late = [life for life in self._alive.values() if life.sequence.awaits_sample]
         decodes = plan.num_decode_tokens + sum(life.sequence not in plan.sequences for life in late)
-        alone, cost = costs.seconds(min(decodes, self._budget)), costs.seconds(plan.num_tokens)
+        passes = plan.num_passes
+        alone, cost = costs.seconds(min(decodes, self._budget), passes), costs.seconds(plan.num_tokens)
         if decodes and alone is not None and prompts > max(1, self._budget // LEAST_SHARE):
             target = TIMES * alone if self._target is None else self._target
-            assert cost is not None and cost <= target, "those who decode wait for prompts"
+            drafting = costs.drafting_seconds(passes)
+            assert cost is not None and drafting is not None, "nobody knows what a step costs"
+            assert cost <= target - drafting, "those who decode wait for prompts"
 
     def _check_order(self, plan: NextIterationPlan) -> None:
         """Of one client and one priority, those that came first get a slot first; whoever lost it, before them.

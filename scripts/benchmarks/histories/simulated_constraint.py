@@ -1,5 +1,6 @@
 """A constraint for the scheduler's model checker, which answers when the history says."""
 
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
@@ -28,6 +29,7 @@ class LateConstraint:
         self.expected: list[int] = []
         self.num_forced = 0
         self.expected_masks: list[NDArray[np.int32]] = []
+        self._guess: list[int] = []
         self.closed = False
 
     @property
@@ -35,15 +37,20 @@ class LateConstraint:
         """Whether the output is as long as it is to be."""
         return len(self.told) == self._length
 
-    def advance(self, *token_ids: int) -> None:
+    def advance(self, *token_ids: int, guess: Sequence[int] = ()) -> None:
         """The next tokens have landed."""
         self.told += token_ids
+        self._guess = list(guess)
 
     def answer(self, random: Random, output: list[int], most_drafts: int) -> None:
         """It has answered to all that it was told; ``output`` is what its sequence is to give in all."""
         left = output[len(self.told) :][: random.randint(0, 2 * most_drafts + 1)]
         self.expected = [token if random.random() < RIGHT else NO_TOKEN for token in left]
         self.num_forced = random.randint(0, len(left))
+        if self._guess and random.random() < RIGHT:
+            self.expected = self._guess[: random.randint(0, len(self._guess))]
+            self.num_forced = 0
+            left = left[: len(self.expected)]
         until_complete = len(left) if self._length is None else self._length - len(self.told) - 1
         most = min(len(left), most_drafts, max(0, until_complete))
         self.expected_masks = [self.mask] * random.randint(min(most, 1), most)

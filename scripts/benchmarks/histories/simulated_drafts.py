@@ -21,6 +21,11 @@ class OnDevice(Protocol):
     num_drafts: int
 
 
+RIGHT = 0.7
+"""How often a draft of a draft model is the sequence's token."""
+NO_TOKEN = -1
+
+
 @dataclass(frozen=True)
 class Row:
     """What became of a row of a plan."""
@@ -37,13 +42,24 @@ class Row:
 
 
 class SimulatedDrafts:
-    """Runs steps in which rows have up to ``most`` drafts: those that are forced, or right or wrong at random."""
+    """Runs steps in which rows have up to ``most`` drafts: those that are forced, or right or wrong at random.
+
+    ``has_model`` is whether rows with constraints have such, too: then these have to be read.
+    """
 
     def __init__(self, random: Random, most: int) -> None:
         self._random = random
         self.most = most
-        self._late: dict[Sequence, int] = {}
-        """Of rows that are to sample late, the drafts that are right."""
+        self.has_model = bool(most) and random.random() < 0.5
+        self._late: dict[Sequence, tuple[int, int]] = {}
+        """Of rows that are to sample late, the place of their first token, and the drafts that are right."""
+
+        self._written: dict[NextIterationPlan, dict[int, list[int]]] = {}
+        """By row that is to sample late, what a draft model has drafted for it."""
+
+    def read(self, plan: NextIterationPlan) -> None:
+        """Read what the draft model has written for rows of a plan that sample late."""
+        plan.guesses.update(self._written.pop(plan))
 
     def run(self, plan: NextIterationPlan, sequences: Iterable[OnDevice]) -> list[Row]:
         """The rows of a plan, whose sequences these are."""
@@ -60,7 +76,7 @@ class SimulatedDrafts:
                 kept = 1 + self._random.randint(0, min(count - 1, sequence.num_drafts))
             else:
                 kept = 1 + self._num_right(plan, row, sequence)
-                self._late[sequence.sequence] = kept - 1
+                self._late[sequence.sequence] = start, kept - 1
         sequence.num_computed = start + kept
         if samples:
             sequence.num_drafts = self._random.randint(0, self.most)
@@ -69,6 +85,16 @@ class SimulatedDrafts:
 
     def _num_right(self, plan: NextIterationPlan, row: int, sequence: OnDevice) -> int:
         """Drafts that were fed in their places, and are the sequence's tokens."""
+        if row not in plan.expected:
+            assert self.has_model or plan.counts[row] == 1, "a row has drafts of nobody"
+            left = len(sequence.tokens) - sequence.num_computed - 1
+            trials = (self._random.random() < RIGHT for _ in range(min(plan.counts[row] - 1, left)))
+            num_right = sum(1 for _ in takewhile(bool, trials))
+            if plan.counts[row] > 1:
+                right = sequence.tokens[sequence.num_computed + 1 :][:num_right]
+                written = right + [NO_TOKEN] * (plan.counts[row] - 1 - num_right)
+                self._written.setdefault(plan, {})[row] = written
+            return num_right
         if plan.starts[row] != sequence.num_computed:
             return 0
         follows = sequence.tokens[sequence.num_computed + 1 :]
@@ -77,7 +103,9 @@ class SimulatedDrafts:
 
     def _sample_late(self, plan: NextIterationPlan, row: int, sequence: OnDevice) -> Row:
         """Drafts are accepted as far as they have masks."""
-        accepted = min(self._late.pop(sequence.sequence), len(plan.expected.get(row, ())))
+        first, num_right = self._late.pop(sequence.sequence)
+        accepted = min(num_right, len(plan.expected.get(row, ())))
         start = plan.starts[row]
+        assert not accepted or start == first + 1, "drafts of another place are accepted"
         sequence.num_computed = start + accepted
         return Row(start, 0, accepted, 1 + accepted, 0)
