@@ -145,7 +145,8 @@ class CompileGrammars:
         constraints: list[GrammarConstraint] = []
         give_up_at = time.monotonic() + PATIENCE[item.tier]
         num_drafts = item.admit.opened.params.num_speculative_tokens
-        prompt = None if num_drafts == 0 else self._compiler.index(item.admit.sequences[0].prompt_token_ids)
+        first = item.admit.sequences[0]
+        prompt = None if num_drafts == 0 else self._compiler.index([*first.earlier, *first.prompt_token_ids])
         for sequence in item.admit.sequences:
             tokens, constraint = sequence.output_token_ids, None
             if time.monotonic() < give_up_at:

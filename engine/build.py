@@ -100,6 +100,7 @@ class CompiledSteps:
                 max_num_seqs=config.max_num_seqs,
                 num_speculative_tokens=shapes.num_drafts,
                 prompt_lookup=spec.lookup_sizes if spec is not None and spec.method == NGRAM else None,
+                prompt_lookup_history=0 if spec is None else spec.prompt_lookup_history or 0,
             ),
             run_ahead=config.run_ahead,
             max_failures_in_a_row=MAX_FAILURES_IN_A_ROW if config.hosts is None else 1,

@@ -392,6 +392,8 @@ class ServingLimits(msgspec.Struct, frozen=True):
     """Drafts that a sequence has in a step at most."""
     prompt_lookup: tuple[int, int] | None = None
     """The fewest and the most tokens of the n-grams that are its drafts; None with other drafts."""
+    prompt_lookup_history: int = 0
+    """Tokens of earlier requests that n-grams are looked for in, too."""
 
     def __post_init__(self) -> None:
         count = len(self.eos_token_ids)

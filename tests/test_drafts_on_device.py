@@ -46,6 +46,48 @@ def test_drafts_are_what_followed_the_latest_of_the_longest_runs(rows, sizes):
     assert found.tolist() == [plain_look_up(tokens, COUNT, shortest, longest) for tokens in rows]
 
 
+def plain_look_up_in_all(own, earlier, count, shortest, longest):
+    """The longest run wins, and the sequence's own of equal ones; what an earlier text says ends with it."""
+    for size in range(longest, shortest - 1, -1):
+        if len(own) >= size and plain_look_up(own, count, size, size)[0] != NO_DRAFT:
+            return plain_look_up(own, count, size, size)
+        tail = own[len(own) - size :]
+        for end in range(len(earlier) - 2, size - 2, -1):
+            if len(tail) == size and earlier[end - size + 1 : end + 1] == tail and earlier[end + 1] != NO_DRAFT:
+                left = [*earlier[end + 1 :], NO_DRAFT]
+                drafts = left[: left.index(NO_DRAFT)][:count]
+                return drafts + [NO_DRAFT] * (count - len(drafts))
+    return [NO_DRAFT] * count
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 3), min_size=1, max_size=WIDTH),
+            st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), max_size=3),
+        ),
+        min_size=3,
+        max_size=3,
+    ),
+    sizes=st.sampled_from([(1, 1), (1, 3), (2, 4)]),
+)
+def test_earlier_texts_are_looked_in_as_if_they_were_said_before(rows, sizes):
+    """Each row in its own; a run does not go from one text to another, or on behind the row's tokens."""
+    earlier = [[token for text in texts for token in (*text, NO_DRAFT)] for _, texts in rows]
+    ids = np.full((len(rows), 2 * WIDTH + 4), NO_DRAFT, np.int32)
+    for row, (own, _) in enumerate(rows):
+        ids[row, : len(own)] = own
+        ids[row, len(own) : WIDTH] = own[0]
+        ids[row, WIDTH : WIDTH + len(earlier[row])] = earlier[row]
+
+    lengths = jnp.asarray([len(own) for own, _ in rows])
+    found = _look_up(jnp.asarray(ids), lengths, COUNT, *sizes, WIDTH + 4)
+
+    assert found.tolist() == [
+        plain_look_up_in_all(own, texts, COUNT, *sizes) for (own, _), texts in zip(rows, earlier, strict=True)
+    ]
+
+
 @pytest.mark.parametrize(
     ("tokens", "drafts"), [([7, 8, 9, 7], [8, 9, 7, 8, 9]), ([4, 4, 4], [4] * 5), ([1, 2], [-1] * 5)]
 )
@@ -82,8 +124,8 @@ def test_tokens_are_kept_up_to_the_first_wrong_draft_and_there_are_drafts_behind
 
 
 _look_up = jax.jit(
-    lambda ids, lengths, count, shortest, longest: PromptLookup(count, shortest, longest).drafts(
+    lambda ids, lengths, count, shortest, longest, earlier=0: PromptLookup(count, shortest, longest, earlier).drafts(
         ids.astype(jnp.int32), lengths.astype(jnp.int32)
     ),
-    static_argnums=(2, 3, 4),
+    static_argnums=(2, 3, 4, 5),
 )

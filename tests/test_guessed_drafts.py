@@ -35,6 +35,14 @@ def test_guesses_are_what_followed_the_latest_of_the_longest_runs(prompt, output
     assert bool(guess) == (NO_DRAFT not in drafts)
 
 
+def test_guesses_go_on_as_an_earlier_text_and_end_with_it():
+    """A run at the end of one is not found, as nothing follows it there."""
+    prompt = NgramIndex(2, 3, [1, 2, 3, 4, -1, 5, 1, 2, -1, 9, 1])
+
+    for output, expected in (([2], [3, 4]), ([5, 1], [2]), ([3, 4], []), ([2, 6, 9, 1], [2, 6, 9, 1])):
+        assert Guesses(prompt, []).read(output, 4) == expected
+
+
 def test_what_was_expected_and_came_is_expected_on():
     """Though the last tokens alone came later with others behind them; and behind it what followed that."""
     guesses = Guesses(NgramIndex(1, 2, [1, 2, 3, 4, 5, 6, 7, 3, 9]), [1])

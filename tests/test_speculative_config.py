@@ -81,6 +81,14 @@ def test_without_the_setting_nothing_is_drafted() -> None:
             '{"method": "ngram", "num_speculative_tokens": 3, "model": "m"}',
             "model must be left out beside the method ngram, not 'm'",
         ),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_history": 65537}',
+            "prompt_lookup_history must be from 1 to 65,536, not 65537",
+        ),
+        (
+            '{"method": "mtp", "num_speculative_tokens": 3, "prompt_lookup_history": 9}',
+            "prompt_lookup_history must be left out beside the method mtp, not 9",
+        ),
         ('{"method": "draft_model", "num_speculative_tokens": 3}', "model must be the draft model's name or directory"),
         ('{"method": "eagle3", "num_speculative_tokens": 3}', "model must be the draft head's name or directory"),
         (

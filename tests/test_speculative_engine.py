@@ -18,7 +18,10 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.step.execution_manager import ExecutionManager
 
-SPECULATION = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
+SPECULATION = (
+    '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1, '
+    '"prompt_lookup_history": 40}'
+)
 MAX_MODEL_LEN, MAX_NUM_SEQS, MOST_DRAFTS = 96, 12, 4
 SIZES = {
     "max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": 24, "page_size": 16,
@@ -84,6 +87,7 @@ def build_sequences(seed, count, vocabulary, constrained=(3,)):
         words = tuple(tuple(rng.randrange(vocabulary) for _ in range(rng.randint(1, 3))) for _ in range(4))
         stops = frozenset(rng.sample(range(vocabulary), 2))
         most = min(60, MAX_MODEL_LEN - len(prompt))
+        earlier = [] if rng.random() < 0.5 else [rng.choice([-1, *loop]) for _ in range(rng.randint(1, 60))]
         sequences.append(
             Sequence(
                 str(number),
@@ -93,6 +97,7 @@ def build_sequences(seed, count, vocabulary, constrained=(3,)):
                 rng.randint(5, most),
                 rng.randrange(99),
                 bad_word_token_ids=words,
+                earlier=earlier,
                 constraint=ForcedTokens(number % 3, vocabulary, MOST_DRAFTS) if number % 5 in constrained else None,
             )
         )
@@ -136,6 +141,30 @@ def test_every_request_is_given_the_same_with_drafts(engines):
     assert stats.num_accepted_tokens > 20 and stats.num_draft_tokens > stats.num_accepted_tokens
     assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens
     assert stats.compilations_after_ready == 0
+
+
+def test_what_earlier_requests_said_is_drafted_for_those_that_are_given_it(engines):
+    """A text that was given before takes few steps, also when its sequence is preempted; in the same slots nobody else has
+    drafts of it."""
+    plain, ours = engines
+    params = SamplingParams(temperature=1.0)
+
+    def requests(earlier):
+        prompts = [[number, 7 * number % 97, 5] for number in range(6)]
+        return [
+            Sequence(str(number), prompt, params, frozenset(), 30, number, salt=None, earlier=earlier.get(number, ()))
+            for number, prompt in enumerate(prompts)
+        ]
+
+    expected = answers(plain, requests({}))
+    told = {number: [number, 5, *expected[str(number)][0], -1] for number in range(6)}
+    accepted = []
+    for earlier in ({}, told, {}):
+        before = ours.stats().num_accepted_tokens
+        assert answers(ours, requests(earlier)) == expected
+        accepted.append(ours.stats().num_accepted_tokens - before)
+
+    assert accepted[1] > 100 and accepted[0] == accepted[2] < 30
 
 
 def test_rows_with_constraints_are_given_the_same_with_the_tokens_that_these_force(engines):

@@ -110,9 +110,9 @@ class GrammarCompiler:
                 self._compiled.popitem(last=False)
         return grammar
 
-    def index(self, prompt_token_ids: list[int]) -> NgramIndex | None:
-        """The n-grams of a prompt, if the daemon drafts by these."""
-        return None if self._lookup is None else NgramIndex(*self._lookup, prompt_token_ids)
+    def index(self, token_ids: list[int]) -> NgramIndex | None:
+        """The n-grams of a prompt and of texts before it, if the daemon drafts by these."""
+        return None if self._lookup is None else NgramIndex(*self._lookup, token_ids)
 
     def constraint(
         self,

@@ -23,6 +23,7 @@ time, while the sequence waits. Whether they would have been right is seen all t
 class NgramIndex:
     """Where runs of tokens are in a text. One thread writes it.
 
+    Several texts may be one, with a negative token behind each: nothing follows there.
     Runs of ``longest`` tokens at most are compared, of which the last ``shortest`` have to be the
     same.
     """
@@ -44,7 +45,7 @@ class NgramIndex:
         tokens, size = self._tokens, self.shortest
         for place, token_id in enumerate(token_ids, start=len(tokens)):
             earlier = 0
-            if place >= size:
+            if place >= size and token_id >= 0:
                 run = tuple(tokens[place - size :])
                 earlier, self._latest[run] = self._latest.get(run, 0), place
             self._earlier.append(earlier)
@@ -67,8 +68,8 @@ class NgramIndex:
         return best
 
     def following(self, place: int, count: int) -> list[int]:
-        """Up to ``count`` tokens from a place on."""
-        return self._tokens[place : place + count]
+        """Up to ``count`` tokens from a place on, as far as the text there goes."""
+        return list(takewhile(lambda token_id: token_id >= 0, self._tokens[place : place + count]))
 
     def _length(self, run: list[int], place: int) -> int:
         before = reversed(self._tokens[max(0, place - self.longest) : place])

@@ -51,6 +51,8 @@ class Sequence:
     adapter_id: int = 0
     """The ``uid`` of its adapter; 0 is the model alone. Sequences of different adapters have
     different salts."""
+    earlier: ListOf[int] = ()
+    """Texts of earlier requests, NO_DRAFT (-1) behind each, that drafts may be looked for in."""
     constraint: TokenConstraint | None = None
     """What its output has to follow. It has a mask whenever ``awaits_mask`` is false and
     nothing is in flight."""

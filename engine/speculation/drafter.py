@@ -5,6 +5,7 @@ from typing import Protocol
 from jax import Array
 
 from engine.speculation.draft_model import DraftModel
+from engine.speculation.history import earlier_width
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.speculative_config import SpeculativeConfig
 
@@ -25,4 +26,5 @@ def drafter_of(config: SpeculativeConfig) -> Drafter:
     """The drafter of a method."""
     if config.has_model:
         return DraftModel(config.num_speculative_tokens)
-    return PromptLookup(config.num_speculative_tokens, *config.lookup_sizes)
+    width = earlier_width(config.prompt_lookup_history or 0)
+    return PromptLookup(config.num_speculative_tokens, *config.lookup_sizes, width)

@@ -5,6 +5,9 @@ A sequence's tokens are written when it gets its slot, those that it samples whe
 Behind its last token are its drafts. A step feeds a decoding row the last token and as many of the
 drafts as it was granted. Which of them were right is known on the device alone until the step
 lands; what the next step needs of it is here.
+
+Behind the room for a sequence's tokens there may be room for texts of earlier requests
+(``Sequence.earlier``), written with its own, for drafts to be looked for in.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,7 +38,7 @@ class History:
 
     ids: Array
     """i32[slots, width] each sequence's tokens by position, then its drafts, NO_DRAFT or
-    DRAFTED_LATER."""
+    DRAFTED_LATER. The last ``earlier_width`` are texts before it, and NO_DRAFT behind each."""
     num_new: Array
     """i32[slots] tokens that its last step gave."""
     num_wrong: Array
@@ -91,9 +94,19 @@ def _at(ids: Array, slots: Array, positions: Array) -> Array:
     return found
 
 
-def new_history(num_slots: int, max_model_len: int, num_drafts: int) -> History:
-    """One without tokens, on the default device. It has room for whole pieces."""
-    width = -(-(max_model_len + num_drafts + 1) // PIECE) * PIECE
+def own_width(max_model_len: int, num_drafts: int) -> int:
+    """Places for a sequence's tokens and drafts, in whole pieces."""
+    return -(-(max_model_len + num_drafts + 1) // PIECE) * PIECE
+
+
+def earlier_width(num_tokens: int) -> int:
+    """Places for up to so many tokens of earlier texts, and NO_DRAFT, in whole pieces."""
+    return -(-(num_tokens + 1) // PIECE) * PIECE if num_tokens else 0
+
+
+def new_history(num_slots: int, max_model_len: int, num_drafts: int, num_earlier: int = 0) -> History:
+    """One without tokens, on the default device, with room for so many of earlier texts."""
+    width = own_width(max_model_len, num_drafts) + earlier_width(num_earlier)
     ids = jnp.full((num_slots, width), NO_DRAFT, jnp.int32)
     return History(ids, jnp.zeros(num_slots, jnp.int32), jnp.zeros(num_slots, jnp.int32), num_drafts)
 
@@ -111,11 +124,12 @@ def expected_rows(
     return rows
 
 
-def pieces(slot: int, token_ids: ListOf[int]) -> Iterator[NDArray[np.int32]]:
-    """i32[PIECE_HEADER + PIECE] arrays that write a sequence's tokens, and NO_DRAFT behind them."""
-    for start in range(0, len(token_ids), PIECE):
+def pieces(slot: int, token_ids: ListOf[int], first: int = 0, width: int = 0) -> Iterator[NDArray[np.int32]]:
+    """i32[PIECE_HEADER + PIECE] arrays that write tokens from place ``first`` on, and NO_DRAFT behind
+    them, in ``width`` places at least."""
+    for start in range(0, max(len(token_ids), width), PIECE):
         piece = np.full(PIECE_HEADER + PIECE, NO_DRAFT, np.int32)
-        piece[:PIECE_HEADER] = slot, start
+        piece[:PIECE_HEADER] = slot, first + start
         some = token_ids[start : start + PIECE]
         piece[PIECE_HEADER : PIECE_HEADER + len(some)] = some
         yield piece

@@ -13,6 +13,7 @@ NGRAM, DRAFT_MODEL, EAGLE3, MTP = METHODS = ("ngram", "draft_model", "eagle3", "
 DEFAULT_LOOKUP = 5
 """Tokens of an n-gram, where neither the most nor the fewest are said (vLLM's)."""
 MAX_LOOKUP = 32
+MAX_LOOKUP_HISTORY = 65_536
 EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
 
 
@@ -22,7 +23,8 @@ class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ``num_speculative_tokens`` are the most drafts of a sequence in a step. ``ngram`` looks for the
     last ``prompt_lookup_max`` tokens earlier in the sequence, else for fewer, down to
     ``prompt_lookup_min``, and drafts what followed them there. If one of these two is left out, it
-    is the other, and without both they are 5; one of this method always has both. ``draft_model``
+    is the other, and without both they are 5; one of this method always has both.
+    ``prompt_lookup_history`` tokens of the tenant's earlier requests are looked in, too. ``draft_model``
     has a ``model``, named as the daemon's own is, write the drafts, and ``eagle3`` a draft head;
     ``mtp`` a layer of the model's own checkpoint.
     """
@@ -31,6 +33,7 @@ class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     num_speculative_tokens: int
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
+    prompt_lookup_history: int | None = None
     model: str | None = None
 
     def __post_init__(self) -> None:
@@ -45,6 +48,9 @@ class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only
         _require(1 <= largest <= MAX_LOOKUP, "prompt_lookup_max", f"from 1 to {MAX_LOOKUP}", largest)
         allowed = f"from 1 to prompt_lookup_max ({largest})"
         _require(1 <= smallest <= largest, "prompt_lookup_min", allowed, smallest)
+        history, most = self.prompt_lookup_history, MAX_LOOKUP_HISTORY
+        if history is not None:
+            _require(1 <= history <= most, "prompt_lookup_history", f"from 1 to {most:,}", history)
         force_setattr(self, "prompt_lookup_max", largest)
         force_setattr(self, "prompt_lookup_min", smallest)
 
@@ -54,7 +60,7 @@ class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only
         else:
             what = "draft model" if self.method == DRAFT_MODEL else "draft head"
             _require(bool(self.model), "model", f"the {what}'s name or directory", self.model)
-        self._check_left_out("prompt_lookup_max", "prompt_lookup_min")
+        self._check_left_out("prompt_lookup_max", "prompt_lookup_min", "prompt_lookup_history")
 
     def _check_left_out(self, *keys: str) -> None:
         for key in keys:

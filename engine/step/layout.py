@@ -317,7 +317,8 @@ class StepShapes:
     def slots(self) -> SlotShapes:
         """The state of all slots."""
         groups = len(self.cache.windows)
-        return SlotShapes(self.max_num_seqs, groups, self.pages_per_seq, self.max_model_len, self.num_drafts)
+        earlier = 0 if self.speculation is None else self.speculation.prompt_lookup_history or 0
+        return SlotShapes(self.max_num_seqs, groups, self.pages_per_seq, self.max_model_len, self.num_drafts, earlier)
 
     @property
     def few_rows(self) -> int:

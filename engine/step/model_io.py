@@ -17,7 +17,7 @@ from engine.sampling.sampler_inputs import num_fields
 from engine.sampling.token_masks import pack_masks
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
-from engine.speculation.history import expected_rows, pieces
+from engine.speculation.history import earlier_width, expected_rows, own_width, pieces
 from engine.step.commands import ForgetLogits, KeptRows, SampleKept, StepDescription
 from engine.step.layout import FROM_SLOT, PROMPT_BLOCK, StepLayout
 from engine.step.slot_state import FIRST_PARAMETER, NO_ADMISSIONS, SEPARATE, SlotChanges, SlotShapes, admissions
@@ -138,11 +138,13 @@ class ModelIOProcessor:
         """What the history has to have of sequences that got a slot, if there is one."""
         if not self._shapes.num_drafts:
             return []
-        return [
-            piece
-            for sequence in admitted
-            for piece in pieces(sequence.slot, _known_tokens(sequence, 0, sequence.num_tokens))
-        ]
+        written, most = list[NDArray[np.int32]](), self._shapes.num_earlier
+        first = own_width(self._shapes.max_model_len, self._shapes.num_drafts)
+        for sequence in admitted:
+            written += pieces(sequence.slot, _known_tokens(sequence, 0, sequence.num_tokens))
+            if most:  # also without any: the slot has those of the sequence before
+                written += pieces(sequence.slot, sequence.earlier[-most:], first, earlier_width(most))
+        return written
 
     def _expected(self, plan: NextIterationPlan) -> NDArray[np.int32]:
         """What the history has to have behind the last tokens of rows with drafts that are known."""

@@ -87,6 +87,8 @@ class SlotShapes:
     max_model_len: int = 0
     num_drafts: int = 0
     """The most that a row has; with any, the history of all tokens is beside the state."""
+    num_earlier: int = 0
+    """Tokens of earlier texts that the history has room for beside those of a slot's sequence."""
 
     @property
     def num_slots(self) -> int:
@@ -115,7 +117,7 @@ class SlotShapes:
         it."""
         if not self.num_drafts:
             return jnp.zeros(self.num_slots, jnp.int32)
-        return new_history(self.num_slots, self.max_model_len, self.num_drafts)
+        return new_history(self.num_slots, self.max_model_len, self.num_drafts, self.num_earlier)
 
 
 @dataclass(frozen=True)
