@@ -136,4 +136,4 @@ def test_a_tenant_has_drafts_of_its_own_earlier_texts_alone(ours: Served, monkey
 
         assert len({text for text, _ in texts}) == 1
         first, again, others, others_again = accepted
-        assert min(again, others_again) > 20 > max(first, others), accepted
+        assert min(again, others_again) > 10 > max(first, others), accepted
