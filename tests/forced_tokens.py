@@ -56,17 +56,23 @@ class ForcedTokens(SomeTokens):
 class MostTokens(ForcedTokens):
     """Allows two tokens of three, others behind each text, and forces some now and then, beside which it expects no guess."""
 
-    def allowed_after(self, tokens):
+    def allows(self, tokens):
+        """bool[vocab_size] which may follow these."""
         one, *_ = hashlib.blake2b(repr(tokens).encode()).digest()
-        return [token for token in range(self._vocab_size) if (token + one) % 3 and token != self._never]
+        allows = (np.arange(self._vocab_size) + one) % 3 != 0
+        allows[self._never] = False
+        return allows
+
+    def allowed_after(self, tokens):
+        return np.flatnonzero(self.allows(tokens)).tolist()
 
     def _force(self):
-        super()._force()
-        if len(self.told) % 4 == 0:
+        if not self._guess or len(self.told) % 4 == 0:
+            super()._force()
             return
         tokens, masks = list(self.told), []
         for token_id in self._guess:
-            if token_id not in self.allowed_after(tokens):
+            if not self.allows(tokens)[token_id]:
                 break
             tokens.append(token_id)
             masks.append(self.mask_after(tokens))

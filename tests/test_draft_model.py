@@ -167,6 +167,7 @@ def test_a_model_that_drafts_for_itself_is_right_behind_tokens_that_were_forced(
     assert acceptance(own, before) == 1.0
 
 
+@pytest.mark.thorough
 def test_a_row_with_a_grammar_has_the_drafts_that_this_allows(own, monkeypatch):
     """It is given what it is without drafts, greedy and drawn, preempted and beside others; what its grammar allows of a model's
     drafts for itself is right."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from checkpoints import build_checkpoint
-from forced_tokens import ForcedTokens
+from forced_tokens import ForcedTokens, MostTokens
 from test_oengine import no_patience  # noqa: F401 - a fixture
 
 from caching.page_manager import SINK_SLOT
@@ -87,6 +87,7 @@ def build_sequences(seed, count, vocabulary, constrained=(3,)):
         words = tuple(tuple(rng.randrange(vocabulary) for _ in range(rng.randint(1, 3))) for _ in range(4))
         stops = frozenset(rng.sample(range(vocabulary), 2))
         most = min(60, MAX_MODEL_LEN - len(prompt))
+        kind = MostTokens if number % 10 == 8 else ForcedTokens
         earlier = [] if rng.random() < 0.5 else [rng.choice([-1, *loop]) for _ in range(rng.randint(1, 60))]
         sequences.append(
             Sequence(
@@ -98,7 +99,7 @@ def build_sequences(seed, count, vocabulary, constrained=(3,)):
                 rng.randrange(99),
                 bad_word_token_ids=words,
                 earlier=earlier,
-                constraint=ForcedTokens(number % 3, vocabulary, MOST_DRAFTS) if number % 5 in constrained else None,
+                constraint=kind(number % 3, vocabulary, MOST_DRAFTS) if number % 5 in constrained else None,
             )
         )
     return sequences
