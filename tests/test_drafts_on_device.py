@@ -99,8 +99,10 @@ def test_what_goes_round_is_drafted_as_a_loop(tokens, drafts):
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_tokens_are_kept_up_to_the_first_wrong_draft_and_there_are_drafts_behind_them(method):
-    """Slot 0 was fed its last token and two drafts, of which the second is wrong; slot 1 samples behind its prompt."""
+@pytest.mark.parametrize("looks", [True, False])
+def test_tokens_are_kept_up_to_the_first_wrong_draft_and_there_are_drafts_behind_them(method, looks):
+    """Slot 0 was fed its last token and two drafts, of which the second is wrong; slot 1 samples behind its prompt. A
+    step that does not look n-grams up leaves none of the drafts before."""
     keys = {"prompt_lookup_min": 1} if method == "ngram" else {"model": "small"}
     config = SpeculativeConfig(method=method, num_speculative_tokens=2, **keys)
     history = new_history(3, 20, config.num_speculative_tokens)
@@ -109,7 +111,8 @@ def test_tokens_are_kept_up_to_the_first_wrong_draft_and_there_are_drafts_behind
     slots, lens = np.array([0, 0, 0, 1, 2], np.int32), np.array([4, 5, 6, 2, 0], np.int32)
     offsets, rests = np.array([0, 1, 2, 0, 0], np.int32), np.array([2, 1, 0, 0, 0], np.int32)
     yes = np.array([1, 1, 1, 1, 0], np.int32)
-    packed = pack_inputs(slots, yes, yes, lens, jnp.zeros((len(PARAMETERS), 3), jnp.int32), offsets, rests)
+    looks_up = np.full(5, looks, np.int32)
+    packed = pack_inputs(slots, yes, yes, lens, jnp.zeros((len(PARAMETERS), 3), jnp.int32), offsets, rests, looks_up)
 
     sampled = jnp.asarray([6, 7, 8, 4, 1], jnp.int32)
     verified = jax.jit(lambda *given: verify(given[0], SamplerInputs.unpack(given[1], 3), given[2], drafter_of(config)))
@@ -117,15 +120,17 @@ def test_tokens_are_kept_up_to_the_first_wrong_draft_and_there_are_drafts_behind
 
     assert tokens.tolist()[:4] == [6, 7, NOT_TEXT, 4]
     assert after.num_new.tolist()[:2] == [2, 1] and after.num_wrong.tolist()[:2] == [1, 0]
-    drafts = [[5, 6], [NO_DRAFT] * 2] if method == "ngram" else [[DRAFTED_LATER] * 2] * 2
+    none = [NO_DRAFT] * 2
+    drafts = [[5, 6] if looks else none, none] if method == "ngram" else [[DRAFTED_LATER] * 2] * 2
     assert after.ids[0, :8].tolist() == [5, 6, 7, 5, 6, 7, *drafts[0]]
     assert after.ids[1, :5].tolist() == [3, 3, 4, *drafts[1]]
-    assert counts.tolist()[0] == 2 and counts.tolist()[3] == (0 if method == "ngram" else 2)
+    assert counts.tolist()[0] == (2 if looks or method == "draft_model" else 0)
+    assert counts.tolist()[3] == (0 if method == "ngram" else 2)
 
 
 _look_up = jax.jit(
     lambda ids, lengths, count, shortest, longest, earlier=0: PromptLookup(count, shortest, longest, earlier).drafts(
-        ids.astype(jnp.int32), lengths.astype(jnp.int32)
+        ids.astype(jnp.int32), jnp.arange(len(ids), dtype=jnp.int32), lengths.astype(jnp.int32), jnp.asarray(True)  # noqa: FBT003
     ),
     static_argnums=(2, 3, 4, 5),
 )

@@ -4,7 +4,8 @@ import pytest
 
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.speculation import PROBED_EVERY, Speculation
+from engine.scheduling.draft_rest import FIRST_REST, LONGEST_REST, PATIENCE, PATIENCE_RESTED
+from engine.scheduling.speculation import LEAST_TRIED, Speculation
 
 MOST, ROOM = 4, 100
 
@@ -60,17 +61,70 @@ def test_rows_are_tried_again_all_at_once_and_go_on_if_that_is_right(turns):
             speculation.land(sequence, 1 + MOST, 1, MOST)
 
     plans = []
-    for _ in range(4 * PROBED_EVERY):
+    for _ in range(400):
         plans.append(granted(speculation, *sequences))
         for sequence, count in zip(sequences, plans[-1], strict=True):
             speculation.land(sequence, 1 + count, 1 + (count if turns else 0), MOST)
 
     tried = [number for number, plan in enumerate(plans) if any(plan)]
-    assert plans[tried[0]] == [1, 1, 1] and tried[0] == PROBED_EVERY - 1
+    assert plans[tried[0]] == [1, 1, 1] and PATIENCE < tried[0] <= PATIENCE + 2 * FIRST_REST
     if turns:
         assert plans[-1] == [MOST] * 3 and len(tried) == len(plans) - tried[0]
     else:
-        assert len(tried) == 4 and all(plans[number] == [1, 1, 1] for number in tried)
+        rests = [after - before for before, after in zip(tried, tried[1:], strict=False)]
+        assert all(plans[number] == [1, 1, 1] for number in tried)
+        assert rests and all(LEAST_TRIED <= rest <= 2 * LEAST_TRIED for rest in rests)  # such steps take long
+
+
+@pytest.mark.parametrize("seconds", [0.0002, 0.001, 0.01, None])
+@pytest.mark.parametrize("num_drafts", [0, MOST])
+def test_what_does_not_repeat_costs_cheap_steps_next_to_nothing(seconds, num_drafts):
+    """Drafts are looked for in few of them, whether some are found and wrong or none is; where a step takes long, looking
+    costs nothing, and rows hardly rest from drafts that are not there."""
+    cost = None if seconds is None else lambda tokens, _: seconds * (1 + 0.3 * tokens)
+    speculation = Speculation(MOST, cost) if cost else Speculation(MOST)
+    sequence = decoding(num_drafts=num_drafts)
+
+    looked, tried = [], []
+    for _ in range(3000):
+        (count,) = granted(speculation, sequence)
+        looked.append(speculation.looks_up)
+        tried.append(count)
+        if looked[-1]:
+            speculation.land(sequence, 1 + count, 1, num_drafts)
+        else:
+            sequence.num_drafts = 0
+
+    late = looked[1000:]
+    if seconds is None:
+        assert all(late)
+    elif seconds < 0.001:
+        assert 0 < sum(late) <= len(late) * 2 * PATIENCE_RESTED / LONGEST_REST + PATIENCE_RESTED
+    elif seconds == 0.001 or num_drafts:
+        assert 0 < sum(late) < 0.25 * len(late)
+    else:
+        assert sum(late) > 0.5 * len(late)
+    assert (sum(tried[1000:]) > 0) == (num_drafts > 0)
+
+
+def test_rows_that_rest_are_looked_at_in_the_same_steps():
+    """Though they began to rest at different times."""
+    speculation = Speculation(MOST, lambda _tokens, _passes: 0.0002)
+    sequences, looked = [decoding(str(number), 0) for number in range(8)], []
+
+    for number in range(2000):
+        granted(speculation, *sequences[: 1 + number // 50])
+        looked.append(speculation.looks_up)
+
+    assert sum(looked[1000:]) < 1000 * 3 * PATIENCE_RESTED / LONGEST_REST
+
+
+def test_nothing_is_looked_for_where_there_is_no_room_for_drafts():
+    """The rows go on being thought of when there is some."""
+    speculation, sequence = costing(0.0), decoding()
+
+    assert speculation.drafts([sequence], 0, ROOM) == {} and not speculation.looks_up
+    assert granted(speculation, sequence) == [MOST] and speculation.looks_up
 
 
 def test_what_costs_nothing_is_verified_as_long_as_it_was_ever_right():

@@ -15,7 +15,7 @@ PARAMETERS = {"temperature": F32, "top_k": I32, "top_p": F32, "min_p": F32, "see
 """Rows of i32[len(PARAMETERS), slots], the sampling parameters of all slots bit by bit, and what
 they stand for. ``needs`` are Need flags; the others are those of ``SamplingRows``."""
 NUM_FIELDS = 4 + len(PARAMETERS)
-NUM_DRAFT_FIELDS = 2
+NUM_DRAFT_FIELDS = 3
 """Further ones where rows may have drafts."""
 
 
@@ -29,7 +29,7 @@ def pack_inputs(slots: Array, samples: Array, decodes: Array, lens: Array, param
 
     By row: its slot, whether it samples, whether it was fed the token that its slot sampled last,
     and its tokens, i32[rows] each. ``parameters`` are those of all slots. ``drafts`` are
-    ``offsets`` and ``rests``, where rows may have drafts.
+    ``offsets``, ``rests`` and whether any drafts are looked for, where rows may have drafts.
     """
     own = parameters.at[:, slots].get(mode="promise_in_bounds", wrap_negative_indices=False)
     return jnp.concatenate([jnp.stack([slots, samples, decodes, lens]), own, *(each[None] for each in drafts)])
@@ -50,6 +50,8 @@ class SamplerInputs:
     """i32, of rows of one sequence, which are as many as it samples, the place among them."""
     rests: Array
     """i32, those behind it."""
+    looks_up: Array
+    """bool[], whether drafts are looked for behind the tokens of any row."""
     dump_slot: int
 
     @classmethod
@@ -57,14 +59,14 @@ class SamplerInputs:
         """Of what ``pack_inputs`` gave, where the last of the slots is the dump slot."""
         slots, samples, decodes, lens, *own = jnp.unstack(packed[:NUM_FIELDS])
         alone = jnp.zeros_like(slots)
-        offsets, rests = jnp.unstack(packed[NUM_FIELDS:]) if len(packed) > NUM_FIELDS else (alone, alone)
+        offsets, rests, looks_up = jnp.unstack(packed[NUM_FIELDS:]) if len(packed) > NUM_FIELDS else 3 * (alone,)
         columns = {
             name: jax.lax.bitcast_convert_type(column, dtype)
             for (name, dtype), column in zip(PARAMETERS.items(), own, strict=True)
         }
         needs, dump_slot = columns.pop("needs"), num_slots - 1
         slots = jnp.where(samples > 0, slots, np.int32(dump_slot))
-        return cls(slots, decodes > 0, SamplingRows(**columns, positions=lens), needs, offsets, rests, dump_slot)
+        return cls(slots, decodes > 0, SamplingRows(**columns, positions=lens), needs, offsets, rests, looks_up[0] > 0, dump_slot)
 
     def slots_that(self, need: Need) -> Array:
         """i32[rows] slots of rows that sample and need this; the dump slot of others."""

@@ -42,12 +42,14 @@ class Landing:
             if row in result.prompt_logprobs:
                 prompt_logprobs = _not_seen(sequence, *result.prompt_logprobs[row])
             if samples:
-                if self._speculation is not None:
-                    kept = samples if plan.samples_of is None else plan.counts[row]
+                kept = samples if plan.samples_of is None else plan.counts[row]
+                if self._speculation is not None and (kept > 1 or plan.looks_up):
                     guessed = plan.num_guessed.get(row, 0)
                     is_forced = sequence.constraint is not None and row not in plan.guesses
                     num_forced = kept - 1 - guessed if is_forced else None
                     self._speculation.land(sequence, kept, len(token_ids), result.drafts[row], num_forced)
+                else:
+                    sequence.num_drafts = 0
                 added, reason = self._land(sequence, token_ids)
                 logprobs = result.logprobs.get(row, ())[: len(added)]
                 outputs.append(SequenceOutput(sequence.request_id, added, reason, logprobs, prompt_logprobs))

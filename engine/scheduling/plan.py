@@ -47,6 +47,8 @@ class NextIterationPlan:
     num_decodes: int = 0
     num_passes: int = 0
     """Times that a draft model runs in the step to draft, the most drafts of a row."""
+    looks_up: bool = False
+    """Whether drafts are looked for behind the tokens that the step samples."""
     num_tokens: int = 0
     state_sources: list[int] = field(default_factory=list)
     """By row, the slot of the recurrent state before its first token, in a model that has such."""

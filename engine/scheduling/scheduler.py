@@ -200,6 +200,9 @@ class InferenceScheduler:
             plan.released = self._running.take_released()
             plan.admitted = self._running.take_admitted()
             self.adapters.plan(plan, now)
+            plan.looks_up = self.speculation is not None and (
+                self.speculation.looks_up or any(plan.samples[plan.num_decodes :])
+            )
         return plan if plan.num_tokens or plan.copies else None
 
     def update(self, plan: NextIterationPlan, result: StepResult, seconds: float | None = None) -> list[SequenceOutput]:

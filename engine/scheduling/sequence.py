@@ -10,6 +10,7 @@ from caching.page_manager import SINK_SLOT, Found
 from caching.prefix_cache import page_keys
 from engine.sampling_params import SamplingParams
 from engine.scheduling.constraints.token_constraint import TokenConstraint
+from engine.scheduling.draft_rest import DraftRest
 from engine.scheduling.estimates.recent_share import RecentShare
 
 EXPECTED_ACCEPTANCE = 0.6
@@ -84,6 +85,8 @@ class Sequence:
     does not count."""
     forced_acceptance: RecentShare = field(default_factory=lambda: RecentShare(EXPECTED_ACCEPTANCE))
     """How often a token that its constraint forces was right behind others that were."""
+    draft_rest: DraftRest = field(default_factory=DraftRest)
+    """When its drafts are thought of again."""
     num_prompt_logprobs: int = 0
     """Prompt tokens whose log-probabilities have landed; the first has none and counts."""
     awaits_mask: bool = False

@@ -13,13 +13,12 @@ before it were: the share of its last drafts that were right, the older the less
 counted by the constraint, which sees whether they were right though nobody verified them. And there
 is a draft with the row's *presence*: with a step in flight, whose drafts nobody knows yet, drafts
 are granted that may not be there. A row whose drafts
-are not worth it is tried again in every ``PROBED_EVERY``-th plan, with a single draft, and all such
-rows in the same one, as a step of a few more tokens may cost what one of many more does. While
-what is tried is right, the next plan tries again.
+are not worth it rests (``draft_rest``), and a step in which all rows rest, or for whose drafts there
+is no room, is planned as without speculation.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container
 from collections.abc import Sequence as ListOf
 from itertools import islice
 from typing import Any
@@ -27,10 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.scheduling.draft_rest import LONGEST_REST, REST_SECONDS
 from engine.scheduling.sequence import Sequence
 
-PROBED_EVERY = 32
-"""Plans with drafts that are not worth it."""
+LEAST_TRIED = 32
+"""Plans that a row rests at most, if it has drafts, however long a step takes: to try one takes a
+longer step."""
 
 
 class Speculation:
@@ -53,8 +54,10 @@ class Speculation:
         self.has_model = has_model
         """Whether a draft model writes drafts."""
         self._seconds, self._sizes = seconds, sizes
-        self._unprobed = 0
-        """Plans since some draft was tried that was not worth it, in which there was one."""
+        self._number = 0
+        """Of the last plan."""
+        self.looks_up = has_model
+        """Whether drafts are to be looked for behind the tokens of the rows of the last plan."""
         self.num_drafts = 0
         """Rows that had drafts."""
         self.num_draft_tokens = 0
@@ -77,9 +80,18 @@ class Speculation:
     def drafts(self, sequences: list[Sequence], room: int, in_flight: int) -> dict[Sequence, int]:
         """How many drafts these decoding sequences have in a step with room for so many more
         tokens; those that have none are left out. None has more than ``in_flight`` tokens there."""
-        most = {sequence: count for sequence in sequences if (count := self._most(sequence, in_flight)) > 0}
-        if not most or room <= 0:
+        self._number += 1
+        awake = [] if room <= 0 else [s for s in sequences if s.draft_rest.until <= self._number]
+        self.looks_up = self.has_model or any(sequence.constraint is None for sequence in awake)
+        if not awake:
             return {}
+        most = {sequence: count for sequence in awake if (count := self._most(sequence, in_flight)) > 0}
+        granted = self._grant(sequences, most, room) if most else {}
+        self._rest(awake, most, granted, room - sum(granted.values()), self._seconds(len(sequences), 0))
+        return granted
+
+    def _grant(self, sequences: list[Sequence], most: dict[Sequence, int], room: int) -> dict[Sequence, int]:
+        """Of the ``most`` drafts that rows may have, as many as make the most of the step."""
         owners, chances, places = list[Sequence](), list[float](), list[int]()
         for sequence, count in most.items():
             owners += [sequence] * count
@@ -90,7 +102,6 @@ class Speculation:
         granted: dict[Sequence, int] = {}
         for index in islice(order.tolist(), worth):
             granted[owners[index]] = granted.get(owners[index], 0) + 1
-        self._probe(granted, most, room - sum(granted.values()))
         return granted
 
     def land(
@@ -118,15 +129,32 @@ class Speculation:
             for place in range(accepted):
                 self.num_accepted_per_pos[place] += 1
         if granted == accepted == 1:
-            self._unprobed = PROBED_EVERY
+            sequence.draft_rest.tried_right()
 
-    def _probe(self, granted: dict[Sequence, int], most: Iterable[Sequence], room: int) -> None:
-        """Now and then, grant each row that has drafts and is granted none a single one."""
-        untried = [sequence for sequence in most if sequence not in granted]
-        self._unprobed += bool(untried)
-        if self._unprobed >= PROBED_EVERY and untried and room > 0:
-            granted |= dict.fromkeys(untried[:room], 1)
-            self._unprobed = 0
+    def _rest(
+        self,
+        awake: list[Sequence],
+        most: Container[Sequence],
+        granted: dict[Sequence, int],
+        room: int,
+        seconds: float | None,
+    ) -> None:
+        """Let rows rest whose drafts are not worth it, or of those that have rested try one each,
+        where there is room; a step takes so many seconds without drafts.
+
+        A row with a constraint rests only from drafts that it has: they cost nothing to find.
+        """
+        longest = 1 if seconds is None else max(1, int(REST_SECONDS / max(seconds, REST_SECONDS / LONGEST_REST)))
+        for sequence in awake:
+            rest = sequence.draft_rest
+            if sequence in granted:
+                rest.granted()
+            elif sequence in most:
+                if rest.to_try and room > 0:
+                    granted[sequence], rest.to_try, room = 1, False, room - 1
+                rest.declined(self._number, max(LEAST_TRIED, longest))
+            elif sequence.constraint is None:
+                rest.declined(self._number, longest)
 
     def _most(self, sequence: Sequence, in_flight: int) -> int:
         """Drafts that it may have: the device or its constraint has some, and they cannot end it."""

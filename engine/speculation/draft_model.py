@@ -23,7 +23,7 @@ class DraftModel:
 
     num_drafts: int
 
-    def drafts(self, ids: Array, lengths: Array) -> Array:  # noqa: ARG002 - all are made later
+    def drafts(self, ids: Array, slots: Array, lengths: Array, looks_up: Array) -> Array:  # noqa: ARG002 - all are made later
         """See Drafter."""
         return jnp.full((len(lengths), self.num_drafts), DRAFTED_LATER, jnp.int32)
 

@@ -8,6 +8,7 @@ before the sequence's first token: of runs as long, one of the sequence's own go
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -25,9 +26,15 @@ class PromptLookup:
     longest: int
     earlier_width: int = 0
 
-    def drafts(self, ids: Array, lengths: Array) -> Array:
+    def drafts(self, ids: Array, slots: Array, lengths: Array, looks_up: Array) -> Array:
         """See Drafter; there are none where no run of ``shortest`` tokens occurs twice, and a run of
         more than ``longest`` counts as such."""
+        none = jnp.full((len(slots), self.num_drafts), NO_DRAFT, jnp.int32)
+        found: Array = jax.lax.cond(looks_up, lambda: self._look_up(ids[slots], lengths), lambda: none)
+        return found
+
+    def _look_up(self, ids: Array, lengths: Array) -> Array:
+        """i32[rows, num_drafts] of i32[rows, width] tokens."""
         rows, width = ids.shape
         places, own_width = jnp.arange(width, dtype=jnp.int32), width - self.earlier_width
         is_own = places < own_width

@@ -37,7 +37,7 @@ def verify(sampled: Array, inputs: SamplerInputs, history: History, drafter: Dra
 
     firsts = jnp.where(inputs.offsets == 0, slots, inputs.dump_slot)
     lengths = positions + num_new[slots]
-    drafts = drafter.drafts(ids[firsts], lengths)
+    drafts = drafter.drafts(ids, firsts, lengths, inputs.looks_up)
     places = lengths[:, None] + jnp.arange(history.num_drafts, dtype=jnp.int32)[None, :]
     ids = ids.at[firsts[:, None], jnp.minimum(places, ids.shape[1] - 1)].set(drafts)
     result = jnp.stack([jnp.where(kept, sampled, NOT_TEXT), jnp.sum(drafts != NO_DRAFT, axis=1, dtype=jnp.int32)])

@@ -79,6 +79,8 @@ class StepLayout:
     """Whether the model has recurrent states."""
     has_adapters: bool = False
     """Whether rows may have adapters."""
+    has_drafts: bool = False
+    """Whether rows may have drafts."""
 
     @property
     def model_rows(self) -> int:
@@ -108,7 +110,8 @@ class StepLayout:
         Row i has ``counts[i]`` tokens of the sequence in ``slots[i]``, of which the last
         ``samples[i]`` get logits; where that is negative, as many that do not sample in this step.
         Padding rows have the dump slot and no tokens.
-        ``adapters[i]`` is the slot of its adapter, -1 if it has none.
+        ``adapters[i]`` is the slot of its adapter, -1 if it has none. ``looks_up`` is 1 if drafts
+        are looked for behind what the step samples, else 0.
         """
         shapes: dict[str, tuple[int, ...]] = {
             "slots": (self.rows,),
@@ -118,6 +121,7 @@ class StepLayout:
             "state_sources": (self.model_rows * self.has_states,),
             "state_slots": (self.model_rows * self.has_states,),
             "adapters": (self.model_rows * self.has_adapters,),
+            "looks_up": (int(self.has_drafts),),
             "token_ids": (self.tokens,),
         }
         offset, fields = 0, {}
@@ -200,7 +204,7 @@ class StepLayout:
         dump = np.int32(state.num_tokens.shape[0] - 1)
         columns = (
             jnp.where(is_real, slots[of_row], dump), is_real & (samples[of_row] > 0), is_real & decodes[of_row],
-            lens[of_row] - rests, offsets, rests,
+            lens[of_row] - rests, offsets, rests, jnp.broadcast_to(self.view(packed, "looks_up"), is_real.shape),
         )  # fmt: skip
         padding = (0, self.rows - self.model_rows)
         of_slot, real, fed_back, num_tokens, *drafts = (
@@ -333,6 +337,7 @@ class StepShapes:
             self.slots.num_groups,
             self.cache.states is not None,
             self.adapters is not None,
+            self.speculation is not None,
         )
 
 

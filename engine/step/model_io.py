@@ -173,7 +173,7 @@ class ModelIOProcessor:
         yes, offsets = np.ones_like(row), np.concatenate([np.arange(count) for count in plan.counts])
         columns = (
             slots[row], yes, yes, np.array(plan.starts)[row] + offsets, *parameters[row].T, offsets,
-            np.maximum(np.array(plan.samples)[row] - 1 - offsets, 0),
+            np.maximum(np.array(plan.samples)[row] - 1 - offsets, 0), yes,
         )  # fmt: skip
         sampling = np.zeros((num_fields(drafts=bool(self._shapes.num_drafts)), kept.num_rows), np.int32)
         sampling[:, np.array(places)[row] + offsets] = np.vstack(columns[: len(sampling)])  # as in ``pack_inputs``
@@ -248,6 +248,8 @@ class ModelIOProcessor:
             layout.view(packed, "state_slots")[:count] = plan.state_slots
         if layout.has_adapters:
             layout.view(packed, "adapters")[:count] = plan.adapter_slots
+        if plan.looks_up:
+            layout.view(packed, "looks_up")[:] = 1
 
     def _has(self, sequence: Sequence, need: Need) -> bool:
         return bool(self._needs[sequence.slot] & need.value)

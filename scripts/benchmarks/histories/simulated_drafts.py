@@ -79,7 +79,7 @@ class SimulatedDrafts:
                 self._late[sequence.sequence] = start, kept - 1
         sequence.num_computed = start + kept
         if samples:
-            sequence.num_drafts = self._random.randint(0, self.most)
+            sequence.num_drafts = self._random.randint(0, self.most) if plan.looks_up else 0
         num_tokens = kept if samples and row < plan.num_decodes else samples
         return Row(start, count, kept, num_tokens, sequence.num_drafts)
 
