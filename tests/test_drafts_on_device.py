@@ -130,7 +130,10 @@ def test_tokens_are_kept_up_to_the_first_wrong_draft_and_there_are_drafts_behind
 
 _look_up = jax.jit(
     lambda ids, lengths, count, shortest, longest, earlier=0: PromptLookup(count, shortest, longest, earlier).drafts(
-        ids.astype(jnp.int32), jnp.arange(len(ids), dtype=jnp.int32), lengths.astype(jnp.int32), jnp.asarray(True)  # noqa: FBT003
+        ids.astype(jnp.int32),
+        jnp.arange(len(ids), dtype=jnp.int32),
+        lengths.astype(jnp.int32),
+        jnp.asarray(True),
     ),
     static_argnums=(2, 3, 4, 5),
 )

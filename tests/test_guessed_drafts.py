@@ -132,3 +132,20 @@ def test_guesses_are_granted_by_their_own_acceptance_and_what_is_forced_by_its_o
 
     assert sequence.forced_acceptance.value > 0.95
     assert speculation.drafts([sequence], ROOM, ROOM) == {sequence: granted}
+
+
+def test_what_is_forced_is_drafted_at_once_after_guesses_that_were_not_worth_it():
+    """A row with a grammar does not rest, as its drafts cost nothing to find; of the guesses one is tried now and then."""
+    speculation, sequence = costing(0.2), decoding(num_drafts=0)
+    sequence.constraint = Guessing(0.01)
+
+    tried = []
+    for number in range(1000):
+        forced = number == 999
+        sequence.expected, sequence.num_forced = sequence.constraint.expected, int(forced)
+        tried.append(speculation.drafts([sequence], ROOM, ROOM).get(sequence, 0))
+        if tried[-1] and not forced:
+            speculation.land(sequence, 2, 1, 0, 1)
+
+    assert 0 < sum(tried[:999]) < 40 and max(tried) == 1
+    assert tried[999] == 1

@@ -1,10 +1,12 @@
 """How many drafts rows are granted, by what came of those that they had."""
 
+import itertools
+
 import pytest
 
 from engine.sampling_params import SamplingParams
-from engine.scheduling.sequence import Sequence
 from engine.scheduling.draft_rest import FIRST_REST, LONGEST_REST, PATIENCE, PATIENCE_RESTED
+from engine.scheduling.sequence import Sequence
 from engine.scheduling.speculation import LEAST_TRIED, Speculation
 
 MOST, ROOM = 4, 100
@@ -71,7 +73,7 @@ def test_rows_are_tried_again_all_at_once_and_go_on_if_that_is_right(turns):
     if turns:
         assert plans[-1] == [MOST] * 3 and len(tried) == len(plans) - tried[0]
     else:
-        rests = [after - before for before, after in zip(tried, tried[1:], strict=False)]
+        rests = [after - before for before, after in itertools.pairwise(tried)]
         assert all(plans[number] == [1, 1, 1] for number in tried)
         assert rests and all(LEAST_TRIED <= rest <= 2 * LEAST_TRIED for rest in rests)  # such steps take long
 

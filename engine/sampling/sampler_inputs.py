@@ -66,7 +66,16 @@ class SamplerInputs:
         }
         needs, dump_slot = columns.pop("needs"), num_slots - 1
         slots = jnp.where(samples > 0, slots, np.int32(dump_slot))
-        return cls(slots, decodes > 0, SamplingRows(**columns, positions=lens), needs, offsets, rests, looks_up[0] > 0, dump_slot)
+        return cls(
+            slots,
+            decodes > 0,
+            SamplingRows(**columns, positions=lens),
+            needs,
+            offsets,
+            rests,
+            looks_up[0] > 0,
+            dump_slot,
+        )
 
     def slots_that(self, need: Need) -> Array:
         """i32[rows] slots of rows that sample and need this; the dump slot of others."""

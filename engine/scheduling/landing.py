@@ -30,32 +30,37 @@ class Landing:
 
     def land(self, plan: NextIterationPlan, result: StepResult) -> list[SequenceOutput]:
         """Add what the rows of a plan gave; late tokens of sequences that have ended are dropped."""
-        outputs = []
+        outputs, all_logprobs, all_prompt_logprobs = [], result.logprobs, result.prompt_logprobs
         rows = zip(range(plan.num_rows), plan.sequences, plan.samples, result.token_ids, strict=True)
         for row, sequence, samples, token_ids in rows:
             sequence.num_in_flight -= samples
-            if sequence.slot >= 0:
-                sequence.take_back(samples - len(token_ids), sequence.num_tokens + len(token_ids) - 1)
-            elif sequence.status is SequenceStatus.FINISHED:
+            if sequence.slot < 0 and sequence.status is SequenceStatus.FINISHED:
                 continue
+            if samples > len(token_ids) and sequence.slot >= 0:
+                sequence.take_back(samples - len(token_ids), sequence.num_tokens + len(token_ids) - 1)
             prompt_logprobs: ListOf[TokenLogprobs] = ()
-            if row in result.prompt_logprobs:
-                prompt_logprobs = _not_seen(sequence, *result.prompt_logprobs[row])
+            if all_prompt_logprobs and row in all_prompt_logprobs:
+                prompt_logprobs = _not_seen(sequence, *all_prompt_logprobs[row])
             if samples:
-                kept = samples if plan.samples_of is None else plan.counts[row]
-                if self._speculation is not None and (kept > 1 or plan.looks_up):
-                    guessed = plan.num_guessed.get(row, 0)
-                    is_forced = sequence.constraint is not None and row not in plan.guesses
-                    num_forced = kept - 1 - guessed if is_forced else None
-                    self._speculation.land(sequence, kept, len(token_ids), result.drafts[row], num_forced)
-                else:
-                    sequence.num_drafts = 0
+                if self._speculation is not None:
+                    self._land_drafts(self._speculation, plan, row, result)
                 added, reason = self._land(sequence, token_ids)
-                logprobs = result.logprobs.get(row, ())[: len(added)]
+                logprobs = all_logprobs[row][: len(added)] if row in all_logprobs else ()
                 outputs.append(SequenceOutput(sequence.request_id, added, reason, logprobs, prompt_logprobs))
             elif prompt_logprobs:
                 outputs.append(SequenceOutput(sequence.request_id, [], prompt_logprobs=prompt_logprobs))
         return outputs
+
+    def _land_drafts(self, speculation: Speculation, plan: NextIterationPlan, row: int, result: StepResult) -> None:
+        """Learn what came of the drafts of a row that samples, and whether there are others."""
+        sequence = plan.sequences[row]
+        samples = plan.samples[row] if plan.samples_of is None else plan.counts[row]
+        if samples > 1 or plan.looks_up:
+            is_forced = sequence.constraint is not None and row not in plan.guesses
+            num_forced = samples - 1 - plan.num_guessed.get(row, 0) if is_forced else None
+            speculation.land(sequence, samples, len(result.token_ids[row]), result.drafts[row], num_forced)
+        else:
+            sequence.num_drafts = 0
 
     def note_expected(self, sequence: Sequence) -> None:
         """Its constraint, if it has one, has answered, and may say what it expects."""
@@ -70,18 +75,20 @@ class Landing:
         Returns those that were added, and the reason if one was the last.
         """
         output, reason = sequence.output_token_ids, None
-        for count, token_id in enumerate(token_ids, start=1):
+        count = before = len(output)
+        for token_id in token_ids:
             output.append(token_id)
+            count += 1
             if token_id in sequence.stop_token_ids:
                 reason = "stop"
-            elif len(output) >= sequence.max_tokens:
+            elif count >= sequence.max_tokens:
                 reason = "length"
             if reason is not None:
-                token_ids = token_ids[:count]
+                token_ids = token_ids[: count - before]
                 break
         if sequence.slot < 0:
-            self._waiting.add_tokens(len(token_ids))
-        elif len(output) - sequence.num_charged_tokens >= CHARGED_AT_ONCE:
+            self._waiting.add_tokens(count - before)
+        elif count - sequence.num_charged_tokens >= CHARGED_AT_ONCE:
             self._waiting.charge_output(sequence)
             self._running.expect(sequence)
         if reason is not None:

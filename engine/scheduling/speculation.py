@@ -81,7 +81,8 @@ class Speculation:
         """How many drafts these decoding sequences have in a step with room for so many more
         tokens; those that have none are left out. None has more than ``in_flight`` tokens there."""
         self._number += 1
-        awake = [] if room <= 0 else [s for s in sequences if s.draft_rest.until <= self._number]
+        number = self._number
+        awake = [] if room <= 0 else [s for s in sequences if s.draft_rest.until <= number or s.constraint is not None]
         self.looks_up = self.has_model or any(sequence.constraint is None for sequence in awake)
         if not awake:
             return {}
@@ -142,13 +143,16 @@ class Speculation:
         """Let rows rest whose drafts are not worth it, or of those that have rested try one each,
         where there is room; a step takes so many seconds without drafts.
 
-        A row with a constraint rests only from drafts that it has: they cost nothing to find.
+        A row with a constraint does not rest, as its drafts cost nothing to find, and where some are
+        forced they are right. It is tried as if it had rested.
         """
         longest = 1 if seconds is None else max(1, int(REST_SECONDS / max(seconds, REST_SECONDS / LONGEST_REST)))
         for sequence in awake:
             rest = sequence.draft_rest
             if sequence in granted:
                 rest.granted()
+            elif rest.until > self._number:
+                continue
             elif sequence in most:
                 if rest.to_try and room > 0:
                     granted[sequence], rest.to_try, room = 1, False, room - 1
