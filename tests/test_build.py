@@ -61,6 +61,18 @@ def test_the_device_with_the_least_memory_left_says_how_much_there_is(directory,
     assert memory.memory_budget(build_config(directory, hbm_utilization=1.0), 3) == 700
 
 
+def test_on_a_cpu_a_little_more_or_less_free_memory_makes_no_other_pool(directory, monkeypatch):
+    """The number of pages is a size of compiled steps, which a later start is to find; an operator's own share is exact."""
+
+    def budget(available, **settings):
+        monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
+        return memory.memory_budget(build_config(directory, **settings))
+
+    assert budget(17_000_000_000) == budget(17_400_000_000) == 6 * 2**30 < budget(19_000_000_000) == 7 * 2**30
+    assert budget(17_000_000_000, hbm_utilization=0.5) == 8_500_000_000
+    assert all(0.88 * 0.4 * size < budget(size) <= 0.4 * size for size in range(10**6, 10**7, 54321))
+
+
 def silent_chip(kind, stats):
     """A device that says nothing of its memory, or whose runtime fails when it is asked."""
     return SimpleNamespace(memory_stats=stats, device_kind=kind, platform="tpu", id=0)

@@ -225,6 +225,16 @@ def _asked_context(config: EngineConfig, model: ModelSpec) -> int:
     return asked or model.max_position
 
 
+def _rounded_down(num_bytes: int) -> int:
+    """To one of eight sizes from each power of two to the next.
+
+    The number of pages is a size of compiled steps: a later start, with about as much free memory,
+    then finds those of an earlier one.
+    """
+    unit = 1 << max(0, num_bytes.bit_length() - 4)
+    return num_bytes // unit * unit
+
+
 def _left_on(device: jax.Device, devices: int, utilization: float | None) -> int:
     try:
         stats, silence = device.memory_stats(), "reports no memory_stats"
@@ -234,7 +244,9 @@ def _left_on(device: jax.Device, devices: int, utilization: float | None) -> int
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"] * share) - int(stats.get("bytes_in_use", 0))
     if device.platform == "cpu":
-        return int(psutil.virtual_memory().available * (utilization or CPU_UTILIZATION)) // devices
+        available = psutil.virtual_memory().available
+        budget = int(available * (utilization or CPU_UTILIZATION))
+        return (budget if utilization else _rounded_down(budget)) // devices
     if device.device_kind not in CHIPS:
         raise ConfigurationError(
             f"{device.device_kind} {silence}, and its memory is known of {', '.join(CHIPS)} alone: use a runtime that reports it"
