@@ -62,7 +62,7 @@ class CompiledSteps:
     def engine(self, others: OtherProcesses = ALONE) -> oEngine:
         """An engine that has completed its warm-up. Raises DeviceError if it is out of memory."""
         config, shapes, model = self.served.config, self.manager.shapes, self.served.model
-        spec, costs = shapes.speculation, StepCosts(shapes.buckets)
+        spec, costs = shapes.speculation, StepCosts(shapes.cost_sizes)
         with device_errors():
             weights = self._weights()
             runner = eSurgeRunner(self.manager, config.seed, others, weights)
@@ -83,7 +83,7 @@ class CompiledSteps:
             step_costs=costs,
             speculation=None
             if spec is None
-            else Speculation(spec.num_speculative_tokens, costs.seconds, shapes.buckets, has_model=spec.has_model),
+            else Speculation(spec.num_speculative_tokens, costs.seconds, shapes.cost_sizes, has_model=spec.has_model),
             inter_token_seconds=config.inter_token_seconds,
         )
         shared = shapes.cache.page_size if config.enable_prefix_caching else None
@@ -218,6 +218,7 @@ def _shapes(served: ServedModel, planner: CachePlanner) -> StepShapes:
         max_model_len=planner.max_model_len,
         cache=planner.pool,
         smallest_step=served.backend.smallest_step,
+        skips_padding=served.backend.skips_padding and planner.pool.states is None,
         host=planner.host,
         adapters=served.adapter_sizes,
         speculation=served.config.speculation,

@@ -6,7 +6,8 @@ from caching.cpu_kernels import ATTENTION, load, loading
 
 LINEAR = Path(__file__).parent / "models" / "cpu" / "linear.cc"
 DRAW = Path(__file__).parent / "sampling" / "cpu" / "draw.cc"
-SOURCES = (ATTENTION, LINEAR, DRAW)
+UNPACK = Path(__file__).parent / "step" / "cpu" / "unpack.cc"
+SOURCES = (ATTENTION, LINEAR, DRAW, UNPACK)
 ADAPTERS = LINEAR.with_name("adapters.cc")
 """Loaded when slots of adapters are first asked for."""
 

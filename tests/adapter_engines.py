@@ -18,6 +18,7 @@ from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.oengine import oEngine
+from engine.sampling.needs import Need
 from engine.sampling_params import SamplingParams
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.prefixes.sequence_states import SequenceStates
@@ -29,7 +30,7 @@ from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import ADAPTED_FORWARD, FORWARD, WRITE_SLOTS
 from engine.step.layout import StepShapes
 from engine.step.runner import eSurgeRunner
-from engine.step.sampling_programs import GREEDY, LOGPROBS
+from engine.step.sampling_programs import LOGPROBS
 
 GOLDENS = Path(__file__).parent / "goldens" / "adapters"
 CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN, NUM_PAGES = 8, 4, 52, 64
@@ -39,7 +40,7 @@ TOLERANCE, OF_ILL_CONDITIONED = 1e-4, {"qwen3_next": 4e-4}
 EXPERTS = ("mixtral", "gpt_oss", "llama4", "qwen2_moe", "qwen3_moe")
 """Variants whose experts have adapters."""
 WITH_EXPERTS = ("q_proj", "k_proj", "v_proj", "o_proj", "experts")
-NEEDED = (FORWARD, ADAPTED_FORWARD, GREEDY, LOGPROBS, WRITE_SLOTS, WRITE_ADAPTER)
+NEEDED = (FORWARD, ADAPTED_FORWARD, LOGPROBS, WRITE_SLOTS, WRITE_ADAPTER)
 
 
 class FewPrograms(ExecutionManager):
@@ -47,7 +48,8 @@ class FewPrograms(ExecutionManager):
 
     def programs(self, layout):
         """A bucket's forward passes and its greedy sampler."""
-        return [program for program in super().programs(layout) if program.name in NEEDED]
+        kept = *NEEDED, self.sampling.sampler(Need(0))
+        return [program for program in super().programs(layout) if program.name in kept]
 
 
 @dataclass

@@ -11,6 +11,7 @@ from caching.page_manager import SINK_PAGE, HBMPageManager
 from engine.config import ServingLimits
 from engine.device_errors import DeviceError, device_errors
 from engine.oengine import oEngine
+from engine.sampling.needs import Need
 from engine.sampling_params import SamplingParams
 from engine.scheduling.estimates.growth_reserve import GrowthReserve
 from engine.scheduling.scheduler import InferenceScheduler
@@ -18,7 +19,6 @@ from engine.scheduling.sequence import Sequence
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD, WRITE_SLOTS
 from engine.step.runner import PendingStep, eSurgeRunner
-from engine.step.sampling_programs import GREEDY
 
 VOCABULARY = 144
 
@@ -28,7 +28,8 @@ class GreedyManager(ExecutionManager):
 
     def programs(self, layout):
         copies = [name for copied in self.copied for name in (copied.gather, copied.scatter)]
-        return [p for p in super().programs(layout) if p.name in (FORWARD, WRITE_SLOTS, GREEDY, *copies)]
+        kept = FORWARD, WRITE_SLOTS, self.sampling.sampler(Need(0)), *copies
+        return [p for p in super().programs(layout) if p.name in kept]
 
 
 class PoisonedRunner(eSurgeRunner):

@@ -28,6 +28,7 @@ from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.oengine import oEngine
+from engine.sampling.needs import Need
 from engine.sampling_params import SamplingParams
 from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
@@ -38,7 +39,6 @@ from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD, WRITE_SLOTS
 from engine.step.layout import StepShapes
 from engine.step.runner import eSurgeRunner
-from engine.step.sampling_programs import GREEDY
 
 GOLDENS = Path(__file__).parent / "goldens"
 CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN = 6, 4, 52
@@ -83,7 +83,8 @@ class RecordingManager(ExecutionManager):
 
     def programs(self, layout):
         """A bucket's forward pass and its greedy sampler."""
-        return [program for program in super().programs(layout) if program.name in (FORWARD, GREEDY, WRITE_SLOTS)]
+        kept = FORWARD, WRITE_SLOTS, self.sampling.sampler(Need(0))
+        return [program for program in super().programs(layout) if program.name in kept]
 
     def forward(self, layout):
         """The step, behind a recorder."""
@@ -138,7 +139,10 @@ def compiled(request, tmp_path_factory):
     of_xla = isinstance(backend.attention, XLAAttention | XLALatentAttention)
     # Each size takes seconds to compile. XLA does the same for any number of rows, and of kernels PLAINEST have all sizes.
     smallest_step = 1 if (variant, page_size) in PLAINEST and not of_xla else MAX_NUM_SEQS
-    shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, metadata, smallest_step=smallest_step)
+    shapes = StepShapes(
+        MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, metadata, smallest_step=smallest_step,
+        skips_padding=backend.skips_padding and states is None,
+    )  # fmt: skip
     decoder = load(directory, backend.weight_format(FLOAT32), devices)
     manager = RecordingManager(decoder, shapes, backend, mesh)
     manager.num_tokens = model.vocab_size

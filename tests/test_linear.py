@@ -69,6 +69,16 @@ def test_a_row_is_the_same_to_the_bit_in_any_batch():
         np.testing.assert_array_equal(product(x[:count], kernel, None, None), whole[:count])
 
 
+def test_rows_of_zeros_at_the_end_are_not_multiplied():
+    """Padding costs nothing, so not even a weight that is no number makes it one; zeros before a row with numbers do count."""
+    kernel = build_kernel(70, 3, WIDTH).at[0].set(np.nan)
+    x = build_rows(9, 70).at[jnp.array([1, 7, 8])].set(0)
+
+    product = np.asarray(jax.jit(linear)(x, pack(kernel), None, None))
+
+    assert np.isnan(product[:7]).all() and not product[7:].any()
+
+
 def test_a_packed_table_is_looked_up_and_makes_logits():
     """The one packed form of a tied embedding serves both of its uses."""
     table = build_kernel(101, 48)

@@ -9,10 +9,12 @@ from flax import nnx
 from loading import load
 from plain_attention import DenseAttention
 
+from caching.cpu_kernels import KernelsUnavailable
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.models.step_context import StepContext
 from engine.request_limits import MAX_LOGPROBS
+from engine.sampling import cpu_sampler
 from engine.sampling.logprobs import compute_logprobs, unpack_logprobs
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
@@ -104,6 +106,31 @@ def test_logprobs_equal_a_plain_forward_pass(directory, settings):
         assert len(told) == (0 if params.prompt_logprobs is None else len(prompt) - 1)
         for place, one in enumerate(told, start=1):
             assert_plain(one, expected[place - 1], prompt[place], params.prompt_logprobs)
+
+
+@pytest.mark.parametrize("vocabulary", [3, 127, 128, 5000])
+def test_a_cpus_kernel_gives_the_same_logprobs(vocabulary):
+    """Ids and ranks are equal, the first of equal tokens first, in a vocabulary of one block, of less, and of many."""
+    try:
+        cpu_sampler.prepare()
+    except KernelsUnavailable as unavailable:
+        pytest.skip(str(unavailable))
+    rng = np.random.default_rng(vocabulary)
+    logits = np.round(rng.normal(0, 5, (7, vocabulary)), 1).astype(np.float32)  # rounded, so that some are equal
+    logits[1] *= 100
+    logits[2, 1] = np.nan
+    token_ids = rng.integers(0, vocabulary, 7).astype(np.int32)
+
+    expected, given = (
+        np.asarray(compute(logits, token_ids)) for compute in (compute_logprobs, cpu_sampler.compute_logprobs)
+    )
+
+    numbers = [0, *range(expected.shape[1] // 2 + 1, expected.shape[1])]
+    finite = np.arange(7) != 2
+    np.testing.assert_array_equal(np.delete(given, numbers, 1)[finite], np.delete(expected, numbers, 1)[finite])
+    told, real = given[:, numbers].view(np.float32), expected[:, numbers].view(np.float32)
+    np.testing.assert_allclose(told[finite], real[finite], rtol=1e-6, atol=1e-5)
+    assert np.isnan(told[2]).all()
 
 
 def test_a_vocabulary_smaller_than_the_likeliest_gives_all_of_it():

@@ -1,5 +1,8 @@
 """ModelIOProcessor and SlotState: what a plan says arrives on the device, and little else travels."""
 
+from contextlib import suppress
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from caching.cpu_kernels import KernelsUnavailable
 from engine.sampling.needs import Need
 from engine.sampling.sampler_inputs import SamplerInputs
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
 from engine.step.commands import encode
+from engine.step.cpu import unpack as kernel
 from engine.step.layout import StepLayout
 from engine.step.model_io import ModelIOProcessor
 from engine.step.slot_state import SEPARATE, SlotShapes
@@ -55,14 +60,37 @@ class Device:
             shapes,
         )
 
-    def run(self, plan, tokens=8):
+    def run(self, plan, tokens=8, rows=None):
         """The model's inputs, the sampler's, and the step's needs."""
-        layout = StepLayout(tokens, min(tokens, self.shapes.max_num_seqs), self.shapes.num_groups)
+        layout = StepLayout(tokens, rows or min(tokens, self.shapes.max_num_seqs), self.shapes.num_groups)
         step, _ = self.io.prepare(plan, layout)
         for changes in step.changes:
             self.state = self.state.after(SEPARATE, jnp.asarray(changes))
-        self.state, batch, sampling = layout.unpack(jnp.asarray(step.packed), self.state, jnp.asarray(LAST_TOKEN))
+        told = jnp.asarray(step.packed), self.state, jnp.asarray(LAST_TOKEN)
+        self.state, batch, sampling = unpacked = layout.unpack(*told)
+        assert_kernel_agrees(layout, told, unpacked)
         return batch, SamplerInputs.unpack(sampling, self.shapes.num_slots), step.needs
+
+
+def assert_kernel_agrees(layout, told, unpacked):
+    """A CPU's kernel gives the same, if this machine can have it."""
+    with suppress(KernelsUnavailable):
+        kernel.prepare()
+        by_kernel = jax.jit(partial(kernel.unpack, layout), donate_argnums=1)(
+            told[0], jax.tree.map(jnp.copy, told[1]), told[2]
+        )
+        jax.tree.map(np.testing.assert_array_equal, by_kernel, unpacked)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_a_step_may_have_more_rows_of_the_sampler_than_tokens(tokens):
+    """They are padding, which has the dump slot."""
+    device = Device()
+
+    batch, sampling, _ = device.run(build_plan(chunks=[(build_sequence(1, slot=2), tokens)]), tokens, rows=4)
+
+    assert batch.token_ids.tolist() == list(range(tokens)) == batch.positions.tolist()
+    assert len(batch.sampled) == tokens and sampling.slots.tolist() == [4] * 4
 
 
 def test_a_mixed_step_is_laid_out_as_planned():

@@ -1,5 +1,6 @@
 """StepShapes: what is compiled, and that every step fits it."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -49,6 +50,23 @@ def test_buckets_are_close_for_decodes_and_coarser_for_chunks(max_num_seqs, budg
 def test_where_few_tokens_take_as_long_as_one_there_are_fewer_buckets(max_num_seqs, budget, buckets):
     """An accelerator waits for the weights: padding up to 16 is free, beyond it next to free."""
     assert token_buckets(max_num_seqs, budget, 16) == buckets
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "budget", "buckets", "rows"),
+    [
+        (1, 1, [1], {1}),
+        (5, 21, [1, 2, 4, 8, 16, 21], {1, 4, 5}),
+        (64, 512, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512], {1, 4, 16, 64}),
+    ],
+)
+def test_where_padding_is_skipped_buckets_are_powers_of_two(max_num_seqs, budget, buckets, rows):
+    """Fewer are compiled, and their samplers have powers of four; what steps cost is told apart as finely as ever."""
+    closer = build_shapes(max_num_seqs=max_num_seqs, budget=budget)
+    shapes = replace(closer, skips_padding=True)
+
+    assert shapes.buckets == buckets and {shapes.layout(bucket).rows for bucket in buckets} == rows
+    assert shapes.cost_sizes == closer.buckets
 
 
 @pytest.mark.parametrize(

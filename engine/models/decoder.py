@@ -23,7 +23,7 @@ from engine.models.adapters.adapted_experts import AdaptedExperts
 from engine.models.adapters.adapted_table import AdaptedTable
 from engine.models.layers.cache_layout import CacheLayout, cache_layout
 from engine.models.layers.per_layer_input import PerLayerEmbedding, PerLayerInput, of_layers
-from engine.models.linear import look_up, table_logits
+from engine.models.linear import look_up, table_logits, zero_behind
 from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
 from engine.models.rope import Rotation, rotations
@@ -196,6 +196,8 @@ class Decoder(nnx.Module):
     ) -> tuple[list[LayerCache], Array, Array]:
         """As a call, and f[layers, ..., hidden] the residual stream before these layers."""
         x = look_up(self.embedding, token_ids, step.adapters, self.partition.axis)
+        if step.num_tokens is not None:
+            x = zero_behind(x, step.num_tokens, self.embedding.get_value())
         if self.partition.model.embedding_multiplier is not None:
             x = x * jnp.asarray(self.partition.model.embedding_multiplier, x.dtype)
         own = None if self.per_layer_embedding is None else self.per_layer_embedding(token_ids, x, step.adapters)

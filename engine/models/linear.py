@@ -11,7 +11,7 @@ from engine.models.adapters.adapted_experts import AdaptedExperts
 from engine.models.adapters.adapted_table import AdaptedTable
 from engine.models.weights.factory import declared
 from engine.models.weights.forms import Experts, Weight
-from engine.models.weights.weight_format import Groups
+from engine.models.weights.weight_format import Groups, Layout
 from engine.vocabulary import Vocabulary
 
 UNSAID = "a step of adapters does not say whose its tokens are"
@@ -81,3 +81,17 @@ def table_logits(hidden: Array, weight: Weight | AdaptedTable, adapters: Adapter
         return weight.logits(hidden)
     assert adapters is not None, UNSAID
     return weight.logits(hidden, adapters)
+
+
+def skips_zeros(table: Weight | AdaptedTable) -> bool:
+    """Whether products skip rows of zeros at the end: those of a CPU's kernel do, which has panels."""
+    base = table.base if isinstance(table, AdaptedTable) else table
+    return base.layout is Layout.PANELS
+
+
+def zero_behind(x: Array, count: Array, table: Weight | AdaptedTable) -> Array:
+    """f[rows, hidden] with zeros behind the first i32[] ``count`` rows, if products skip those."""
+    if not skips_zeros(table):
+        return x
+    counts = jnp.arange(len(x), dtype=jnp.int32) < count
+    return jnp.where(counts[:, None], x, np.array(0, x.dtype))

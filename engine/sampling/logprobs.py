@@ -27,8 +27,13 @@ def compute_logprobs(
     normalizer = best + jnp.log(vocabulary.total(weights))
     chosen = vocabulary.take(logits, token_ids)[:, None]
     rank = 1 + vocabulary.total(jnp.sum((logits > chosen).astype(jnp.int32), axis=-1, keepdims=True))
-    likeliest, ids = top(blocks, min(MAX_LOGPROBS, vocab_size or logits.shape[-1]), vocabulary)
+    likeliest, ids = top(blocks, _num_likeliest(vocab_size or logits.shape[-1]), vocabulary)
     return jnp.concatenate([_bits(chosen - normalizer), rank, ids, _bits(likeliest - normalizer)], axis=1)
+
+
+def num_columns(vocab_size: int) -> int:
+    """Those of what ``compute_logprobs`` returns."""
+    return 2 + 2 * _num_likeliest(vocab_size)
 
 
 def unpack_logprobs(row: NDArray[np.int32], token_id: int, count: int) -> TokenLogprobs:
@@ -41,6 +46,10 @@ def unpack_logprobs(row: NDArray[np.int32], token_id: int, count: int) -> TokenL
         logprobs=[float(row[:1].view(np.float32)[0]), *top.tolist()],
         ranks=[int(row[1]), *range(1, count + 1)],
     )
+
+
+def _num_likeliest(vocab_size: int) -> int:
+    return min(MAX_LOGPROBS, vocab_size)
 
 
 def _bits(values: Array) -> Array:

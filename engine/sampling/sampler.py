@@ -5,7 +5,6 @@ depends on its own parameters only; a row at temperature 0 is the argmax.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -32,13 +31,6 @@ class SamplingRows:
     seeds: Array
     positions: Array
     """The index in its sequence of the token to sample."""
-
-
-class Sampler(Protocol):
-    """``sample``, or what a backend has in its place."""
-
-    def __call__(self, logits: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary = WHOLE) -> Array:
-        """See ``sample``."""
 
 
 def sample(logits: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary = WHOLE) -> Array:

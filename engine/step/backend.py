@@ -33,8 +33,10 @@ from engine.models.weights import panels
 from engine.models.weights.store import int8_products
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.sampling import cpu_sampler
-from engine.sampling.sampler import Sampler, sample
+from engine.sampling.operations import XLA_SAMPLING, SamplingOperations
 from engine.speculation.speculative_config import SpeculativeConfig
+from engine.step.cpu import unpack as cpu_unpack
+from engine.step.layout import StepLayout, Unpack
 
 CACHE = PartitionSpec(TP)
 """Sharding of the pool: each device has the pages of its own kv heads, concatenated on axis 0."""
@@ -58,14 +60,19 @@ class Backend:
     """Whether repeated layers run by ``lax.scan``. XLA:CPU would copy their weights first."""
     smallest_step: int = 1
     """Tokens below which a step is no faster: it is bound by reading the weights."""
+    skips_padding: bool = False
+    """Whether padding costs next to nothing, as products and attention leave it out. XLA's do not,
+    nor do recurrent layers."""
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _with_scales
     """The kv_heads and head_dim of pages, from those of the model and the dtype."""
     most_pages_per_seq: int | None = None
     """The longest page table of a sequence that attention has room for; None is any."""
     least_expert_bits: int = 4
     """See WeightFormat."""
-    sample: Sampler = sample
-    """Draws the tokens of steps in which some row is not greedy."""
+    unpack: Unpack = StepLayout.unpack
+    """Takes apart what a step is told."""
+    sampling: SamplingOperations = XLA_SAMPLING
+    """What is between logits and tokens."""
     replaced: tuple[str, ...] = ()
     """Kernels that are at fault on this machine, in whose place XLA's operations serve."""
     draft: "Backend | None" = None
@@ -76,7 +83,7 @@ class Backend:
         layout = self.layout if self.layout is Layout.PANELS else xla.layout
         return replace(
             xla, description=description, layout=layout, scans=self.scans, smallest_step=self.smallest_step,
-            sample=self.sample,
+            unpack=self.unpack, sampling=self.sampling,
         )  # fmt: skip
 
     def in_words(self, *, quantized: bool) -> str:
@@ -265,6 +272,7 @@ def choose_backend(
         finish_loading()
         panels.panel_width()
         cpu_sampler.prepare()
+        cpu_unpack.prepare()
         width = cpu_attention.vector_width()
     except UnknownInstructions as error:
         raise ConfigurationError(str(error)) from None
@@ -275,7 +283,7 @@ def choose_backend(
         misfit = _cpu_misfit(page_size, head_dim, kv_dtype, width, latents=latents)
     ours = Backend(
         CPUAttention(), cpu_attention.allocate, description="oDriver's CPU kernels", layout=Layout.PANELS,
-        sample=cpu_sampler.sample,
+        skips_padding=True, unpack=cpu_unpack.unpack, sampling=cpu_sampler.CPU_SAMPLING,
     )  # fmt: skip
     if misfit:
         return ours.with_attention_of(xla, f"{ours.description}, attention by XLA: {misfit}")

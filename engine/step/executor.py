@@ -21,8 +21,6 @@ from engine.step.execution_manager import ExecutionManager
 from engine.step.host_cache.host_memory import HostMemory
 from engine.step.sampling_programs import (
     BIAS,
-    DRAW,
-    GREEDY,
     LOGPROBS,
     MASK,
     PENALTIES,
@@ -229,7 +227,7 @@ class StepExecutor:
             self._penalties, processed = for_rows(PENALTIES)(self._penalties, processed, self._fed, sampling)
         if masks is not None:
             processed = for_rows(MASK)(processed, masks)
-        draw = for_rows(DRAW if Need.DRAW in needs else GREEDY)
+        draw = for_rows(self._manager.sampling.sampler(needs))
         token_ids, self._fed = draw(processed, self._fed, sampling, self._key)
         return token_ids, for_rows(LOGPROBS)(logits, token_ids) if Need.LOGPROBS in needs else None
 

@@ -19,10 +19,9 @@ from engine.mesh import COPY, LOGITS, DeviceMesh
 from engine.models.adapters.adapted import AdapterRows
 from engine.models.decoder import Decoder
 from engine.models.decoder import logits as to_logits
-from engine.models.linear import look_up
+from engine.models.linear import look_up, skips_zeros, zero_behind
 from engine.models.step_context import StepContext
 from engine.models.weights.forms import Weight
-from engine.sampling.logprobs import compute_logprobs
 from engine.speculation.history import DRAFT_HEADER, PIECE, PIECE_HEADER, History
 from engine.step.backend import CACHE, Backend
 from engine.step.compilation import Program, lower
@@ -74,6 +73,7 @@ class ForwardPrograms:
         self._decoder, self._head = decoder, head
         self._split = SplitDecoder(decoder)
         self._kernel, self._smallest_step = backend.attention, backend.smallest_step
+        self._unpack, self._compute_logprobs = backend.unpack, backend.sampling.compute_logprobs
         self._num_pages, self._num_slots = pool.num_pages, pool.states.num_slots if pool.states else 0
         self._longest = max_model_len
         self._mesh, self._adapters = mesh, adapters
@@ -146,7 +146,7 @@ class ForwardPrograms:
         ) -> tuple[PagedAttentionCache, SlotState, Array, Array, Array]:
             count = len(self._split.weights)
             state, rows = self._split.state(weights[:count]), None
-            slots, batch, sampling = layout.unpack(packed, slots, fed)
+            slots, batch, sampling = self._unpack(layout, packed, slots, fed)
             if adapters is not None and arrays is not None:
                 state = adapters.adapted(state, arrays)
                 rows = AdapterRows(layout.unpack_adapters(packed, batch.table), adapters.sizes.max_loras)
@@ -185,7 +185,7 @@ class ForwardPrograms:
                 adapted = adapters.adapted_head(head, arrays)
                 rows = AdapterRows(slots, adapters.sizes.max_loras)
             logits = to_logits(hidden, adapted, partition, rows)
-            return compute_logprobs(logits, token_ids, Vocabulary(self._mesh.axis), partition.model.vocab_size)
+            return self._compute_logprobs(logits, token_ids, Vocabulary(self._mesh.axis), partition.model.vocab_size)
 
         head = jax.tree.map(shape_of, self.head)
         hidden = jax.ShapeDtypeStruct((count, *self._hidden.shape), self._hidden.dtype)
@@ -209,7 +209,10 @@ class ForwardPrograms:
         self, decoder: Decoder, layout: StepLayout, batch: ModelInputBatch, sampled: Array, adapters: AdapterRows | None
     ) -> Array:
         """f32[rows, vocab] from f[model_rows, hidden]; zeros behind the rows that need them."""
-        counts = layout.logit_rows(self._smallest_step)
+        if skips_zeros(decoder.head):
+            counts, sampled = [layout.model_rows], zero_behind(sampled, batch.num_logits, decoder.head)
+        else:
+            counts = layout.logit_rows(self._smallest_step)
 
         def of_first(count: int) -> Array:
             rows = None if adapters is None else AdapterRows(adapters.slots[batch.sampled[:count]], adapters.num_slots)

@@ -79,7 +79,8 @@ def checked(trial: Trial, kv_dtype: np.dtype, *, int4_experts: bool = False) -> 
         backend = replace(backend.with_attention_of(xla, words), replaced=("attention",))
     if backend.layout is Layout.PANELS and (why := _fault("matrix product", product_fault)):
         words = f"{backend.description}; matrix products by XLA: {why}"
-        backend = replace(backend, description=words, layout=xla.layout, replaced=(*backend.replaced, "matrix product"))
+        replaced = (*backend.replaced, "matrix product")
+        backend = replace(backend, description=words, layout=xla.layout, skips_padding=False, replaced=replaced)
     if int4_experts and backend.layout is Layout.MATRIX and (why := _fault("int4 experts", experts_fault)):
         words, replaced = f"{backend.description}; experts in 8 bits: {why}", (*backend.replaced, "int4 experts")
         backend = replace(backend, description=words, least_expert_bits=8, replaced=replaced)

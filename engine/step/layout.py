@@ -6,10 +6,13 @@ Up to ``max_num_seqs`` a step may be all decodes, of the same size step after st
 {4, 5, 6} x 2^k: padding is below a quarter of it, and powers of two have none. A larger step has
 a prompt's chunk and, while prompts wait, the whole budget; only a last chunk is padded. Sizes of
 {2, 3} x 2^k keep that below a third: each costs a compilation, of seconds for a large model.
+
+Where products and attention skip padding (``Backend.skips_padding``), sizes are powers of two.
 """
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -250,6 +253,10 @@ class StepLayout:
         return jnp.where(is_real, row, 0), is_real
 
 
+Unpack = Callable[[StepLayout, Array, SlotState, Array | History], tuple[SlotState, ModelInputBatch, Array]]
+"""``StepLayout.unpack``, or what a backend has in its place."""
+
+
 def _table(state: SlotState, slots: Array, counts: Array, lens: Array, begins: Array) -> PageTable:
     """Of i32[rows] slots, tokens in this step and in all, and i32[rows + 1] where rows begin."""
     return PageTable(
@@ -270,6 +277,8 @@ class StepShapes:
     cache: PagedAttentionCacheMetaData
     smallest_step: int = 1
     """Tokens below which a step is no faster."""
+    skips_padding: bool = False
+    """Whether padding costs next to nothing."""
     host: HostBudget | None = None
     """The tier in the host's memory, if there is one."""
     adapters: AdapterSizes | None = None
@@ -310,6 +319,15 @@ class StepShapes:
     @property
     def buckets(self) -> list[int]:
         """The token counts to compile for, ascending."""
+        if not self.skips_padding:
+            return self.cost_sizes
+        budget = self.max_num_batched_tokens
+        return sorted({size for size in _sizes((1,), budget) if self.smallest_step <= size < budget} | {budget})
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        """The token counts by which costs of steps are told apart: the buckets, or where padding
+        costs nothing those that would be."""
         return token_buckets(self.most_samples, self.max_num_batched_tokens, self.smallest_step)
 
     @cached_property
@@ -327,22 +345,26 @@ class StepShapes:
     @property
     def few_rows(self) -> int:
         """Rows of the sampler for few rows."""
-        return sampling_rows(max(FEW, self.smallest_step), self.most_samples)
+        return self._sampling_rows(max(FEW, self.smallest_step))
 
     def layout(self, tokens: int) -> StepLayout:
         """The packed array of a bucket."""
         return StepLayout(
             tokens,
-            sampling_rows(tokens, self.most_samples),
+            self._sampling_rows(tokens),
             self.slots.num_groups,
             self.cache.states is not None,
             self.adapters is not None,
             self.speculation is not None,
         )
 
+    def _sampling_rows(self, tokens: int) -> int:
+        return sampling_rows(tokens, self.most_samples, skips_padding=self.skips_padding)
+
 
 def token_buckets(max_num_seqs: int, max_num_batched_tokens: int, smallest: int = 1) -> list[int]:
-    """The token counts of compiled steps, ascending; the last is the budget.
+    """The token counts of steps whose padding costs what tokens do, ascending; the last is the
+    budget.
 
     ``smallest`` is above 1 if a smaller step is no faster because it is bound by reading weights.
     Padding then costs next to nothing, and decoding steps are powers of two.
@@ -364,13 +386,14 @@ def covering_buckets(buckets: list[int]) -> list[int]:
     return covering
 
 
-def sampling_rows(tokens: int, max_num_seqs: int) -> int:
-    """Rows of a bucket's sampler: a power of two, or all.
+def sampling_rows(tokens: int, max_num_seqs: int, *, skips_padding: bool = False) -> int:
+    """Rows of a bucket's sampler: a power of two, or all; of four, if the backend ``skips_padding``.
 
     Samplers come in several variants that take seconds to compile, but little time to run. Up to
-    half of their rows may be padding.
+    half of their rows may be padding, or three quarters.
     """
-    return min(1 << (tokens - 1).bit_length(), max_num_seqs)
+    power = (tokens - 1).bit_length()
+    return min(1 << (power + power % 2 if skips_padding else power), max_num_seqs)
 
 
 def _sizes(mantissas: tuple[int, ...], largest: int) -> set[int]:

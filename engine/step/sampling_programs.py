@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from engine.mesh import COPY, LOGITS, TP, DeviceMesh
 from engine.sampling.logit_bias import LogitBias, apply_bias, neutral_bias
-from engine.sampling.logprobs import compute_logprobs
 from engine.sampling.needs import Need
 from engine.sampling.new_tokens import NewTokens, last_sampled
+from engine.sampling.operations import XLA_SAMPLING, SamplingOperations
 from engine.sampling.penalties import Penalties, apply_penalties, neutral_penalties
-from engine.sampling.sampler import Sampler, greedy, sample
+from engine.sampling.sampler import greedy
 from engine.sampling.sampler_inputs import SamplerInputs, num_fields
 from engine.sampling.token_masks import mask_logits, mask_words
 from engine.speculation.drafter import drafter_of
@@ -38,7 +38,7 @@ from engine.vocabulary import Vocabulary, padded_vocab_size
 GREEDY, DRAW = "greedy", "draw"
 """(logits, fed, sampling, key) -> (ids i32[rows], fed), or with drafts i32[2, rows] as ``verify``
 gives it; ``fed``, which SlotShapes.new_fed made, is donated.
-GREEDY is for steps without draws."""
+GREEDY is for steps without draws, where the backend has it."""
 BIAS, PENALTIES = "bias", "penalties"
 """(state, logits, fed, sampling) -> (state, logits); the state is donated."""
 MASK = "mask"
@@ -66,12 +66,12 @@ class SamplingPrograms:
         num_tokens: int,
         mesh: DeviceMesh,
         speculation: SpeculativeConfig | None = None,
-        sample: Sampler = sample,
+        operations: SamplingOperations = XLA_SAMPLING,
     ) -> None:
         self._num_slots = slots.num_slots
         self._fed: Fed = mesh.shapes(jax.eval_shape(slots.new_fed))
         self._drafter = None if speculation is None else drafter_of(speculation)
-        self._num_tokens, self._sample = num_tokens, sample
+        self._num_tokens, self._operations = num_tokens, operations
         self._mesh = mesh
         self._vocabulary = Vocabulary(mesh.axis)
         self.vocab_size = vocab_size = padded_vocab_size(num_tokens, mesh.size)
@@ -84,14 +84,19 @@ class SamplingPrograms:
     def of(self, layout: StepLayout) -> list[Program]:
         """The programs that a bucket's rows may need."""
         lowerings: dict[str, Callable[[StepLayout], Lowered]] = {
-            GREEDY: partial(self._lower_sampler, draws=False),
             DRAW: partial(self._lower_sampler, draws=True),
             BIAS: self._lower_bias,
             PENALTIES: self._lower_penalties,
             MASK: self._lower_mask,
             LOGPROBS: self._lower_logprobs,
         }
+        if self._operations.has_greedy:
+            lowerings[GREEDY] = partial(self._lower_sampler, draws=False)
         return [Program(name, layout.rows, partial(lowering, layout)) for name, lowering in lowerings.items()]
+
+    def sampler(self, needs: Need) -> str:
+        """DRAW or GREEDY, for a step whose rows have these needs."""
+        return DRAW if Need.DRAW in needs or not self._operations.has_greedy else GREEDY
 
     def take_logits(self, layout: StepLayout, count: int) -> Program:
         """TAKE_LOGITS of ``count`` of a bucket's rows."""
@@ -113,7 +118,9 @@ class SamplingPrograms:
         def draw(logits: Array, fed: Fed, sampling: Array, key: Array) -> tuple[Array, Fed]:
             inputs = SamplerInputs.unpack(sampling, self._num_slots)
             token_ids = (
-                self._sample(logits, inputs.rows, key, self._vocabulary) if draws else greedy(logits, self._vocabulary)
+                self._operations.sample(logits, inputs.rows, key, self._vocabulary)
+                if draws
+                else greedy(logits, self._vocabulary)
             )
             if isinstance(fed, History):
                 assert self._drafter is not None
@@ -153,7 +160,7 @@ class SamplingPrograms:
     def _lower_logprobs(self, layout: StepLayout) -> Lowered:
         def compute(logits: Array, sampled: Array) -> Array:
             token_ids = sampled if self._drafter is None else sampled[0]
-            return compute_logprobs(logits, token_ids, self._vocabulary, self._num_tokens)
+            return self._operations.compute_logprobs(logits, token_ids, self._vocabulary, self._num_tokens)
 
         shape = (layout.rows,) if self._drafter is None else (2, layout.rows)
         sampled = self._mesh.shapes(jax.ShapeDtypeStruct(shape, np.int32))

@@ -23,7 +23,6 @@ from engine.step.layout import StepLayout
 from engine.step.sampling_programs import (
     BIAS,
     DRAW,
-    GREEDY,
     LOGPROBS,
     PENALTIES,
     WRITE_BIAS,
@@ -65,7 +64,7 @@ def _variants(vocabulary: int) -> Iterator[tuple[str, Callable[[], object]]]:
     """Names and what to time."""
     bench = _Bench(vocabulary)
     state, compiled = bench.state, bench.compiled
-    greedy = bench.drawing(GREEDY, PEAKED)
+    greedy = bench.drawing(bench.greedy, PEAKED)
     yield "greedy", greedy
     yield "temperature", bench.drawing(DRAW, PEAKED, temperature=1)
     for name, spread in (("peaked", PEAKED), ("flat", FLAT)):
@@ -90,7 +89,8 @@ class _Bench:
 
     def __init__(self, vocabulary: int) -> None:
         self.layout, backend = StepLayout(ROWS, ROWS), choose_backend(16, 64, np.dtype(np.float32))
-        self.state = SamplingPrograms(SlotShapes(ROWS, 1, 1), vocabulary, one_device(), sample=backend.sample)
+        self.state = SamplingPrograms(SlotShapes(ROWS, 1, 1), vocabulary, one_device(), operations=backend.sampling)
+        self.greedy = self.state.sampler(Need(0))
         programs = [*self.state.of(self.layout), *self.state.writers()]
         self.compiled: dict[str, Any] = {program.name: compile_program(program).compiled for program in programs}
         normal = np.random.default_rng(0).normal(size=(ROWS, vocabulary)).astype(np.float32)
@@ -110,7 +110,7 @@ class _Bench:
         def work() -> object:
             nonlocal state
             state, logits = function(state, self.logits[PEAKED], self._last_token, rows)
-            return self._draw(GREEDY, logits, rows)
+            return self._draw(self.greedy, logits, rows)
 
         return work
 

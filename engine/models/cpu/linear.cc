@@ -156,12 +156,19 @@ void multiply(const Rows& all, const Buffer& panels, const Buffer& scales) {
     multiply_4_bits(all, panels.data(), scales.floats(), scales.dim(-2));
 }
 
+// The rows up to the last one that is not all zeros. Padding is (engine/models/decoder.py), and so are its products.
+int32_t rows_up_to_padding(const float* x, int64_t rows, int64_t depth) {
+  const auto is_zero = [](float number) { return number == 0; };
+  while (rows > 0 && std::all_of(x + (rows - 1) * depth, x + rows * depth, is_zero)) --rows;
+  return rows;
+}
+
 // (x f32, panels f32, bf16, s8 or 4 bits in u8, scales f32) -> out f32
 const char* linear(const Call& call) {
   const Buffer x = call.arg(0), out = call.result(0);
-  const int64_t depth = x.dim(-1), width = out.dim(-1);
-  const int32_t rows = out.size() / width;
-  multiply({x.floats(), out.floats(), rows, depth, width, &rows, 1}, call.arg(1), call.arg(2));
+  const int64_t depth = x.dim(-1), width = out.dim(-1), rows = out.size() / width;
+  const int32_t used = rows_up_to_padding(x.floats(), rows, depth);
+  multiply({x.floats(), out.floats(), rows, depth, width, &used, 1}, call.arg(1), call.arg(2));
   return nullptr;
 }
 

@@ -3,19 +3,17 @@
 //
 // Each row depends on its own logits and parameters alone. Random numbers are those of jax.random, bit for bit.
 
-#include <cmath>
 #include <cfloat>
+#include <cmath>
 #include <vector>
 
 #include "handler.h"
+#include "logprobs.h"
+#include "rows.h"
 #include "team.h"
-#include "tiles.h"
 
 namespace odriver {
 
-constexpr int64_t kBlock = 128;  // tokens; first a block is drawn, and then a token of it
-constexpr float kWeightless = -87.0f;  // up to this relative logit a token's weight is 0
-constexpr int32_t kNoToken = -1;  // of a row with NaN or infinity
 constexpr int64_t kLikely = 64;  // blocks in which top-p's cut is searched for first
 constexpr int kBucketShift = 18;  // 32 buckets for each power of two
 
@@ -25,86 +23,24 @@ struct Parameters {
   float top_p, min_p;
 };
 
-// A row's logits, relative to the best one: 0 for that token, below 0 for others.
-struct Row {
-  const float* logits;
-  int64_t size;
-  float best, temperature;
-  std::vector<float>& maxima;  // of each block
+// A relative logit that no fewer than `count` tokens reach.
+float reached_by(const Row& row, int64_t count) { return (row.held_by(count) - row.best) / row.temperature; }
 
-  int64_t blocks() const { return (size + kBlock - 1) / kBlock; }
-
-  // Behind the last token minus infinity.
-  void below(int64_t block, float* to) const {
-    const int64_t begin = block * kBlock, count = std::min(kBlock, size - begin);
-    std::copy(logits + begin, logits + begin + count, to);
-    std::fill(to + count, to + kBlock, -INFINITY);
-    for (int64_t at = 0; at < kBlock; at += kWidth) store(to + at, (load(to + at) - best) / temperature);
+// The relative logits that are not below `lowest`.
+std::vector<float> from(const Row& row, float lowest) {
+  std::vector<float> found;
+  for (int64_t block = 0; block < row.blocks(); ++block) {
+    if ((row.maxima[block] - row.best) / row.temperature < lowest) continue;
+    float of_block[kBlock];
+    row.below(block, of_block);
+    for (float x : of_block)
+      if (x >= lowest) found.push_back(x);
   }
-
-  // Tokens below `lowest` have none. Returns their sum.
-  float weights(int64_t block, float lowest, float* to) const {
-    below(block, to);
-    Vector sums{};
-    for (int64_t at = 0; at < kBlock; at += kWidth) {
-      const Vector x = load(to + at);
-      const Integers kept = (x > kWeightless) & (x >= lowest);
-      const Vector weights = kept ? exponential(x) : Vector{};
-      store(to + at, weights);
-      sums += weights;
-    }
-    return sum(sums);
-  }
-
-  // A number that no fewer than `count` blocks reach, and so as many tokens.
-  float reached_by(int64_t count) const {
-    if (count > blocks()) return -INFINITY;
-    std::vector<float> ordered(maxima);
-    std::nth_element(ordered.begin(), ordered.begin() + count - 1, ordered.end(), std::greater<float>());
-    return (ordered[count - 1] - best) / temperature;
-  }
-
-  // The tokens that are not below `lowest`.
-  std::vector<float> from(float lowest) const {
-    std::vector<float> found;
-    for (int64_t block = 0; block < blocks(); ++block) {
-      if ((maxima[block] - best) / temperature < lowest) continue;
-      float of_block[kBlock];
-      below(block, of_block);
-      for (float x : of_block)
-        if (x >= lowest) found.push_back(x);
-    }
-    return found;
-  }
-};
-
-// The first of the best tokens, or kNoToken; the row's best logit and those of its blocks.
-int32_t find_best(Row& row) {
-  row.best = -INFINITY;
-  row.maxima.resize(row.blocks());
-  int64_t block = 0;
-  float zeros = 0;  // NaN if some logit is not finite
-  for (int64_t begin = 0; begin < row.size; begin += kBlock) {
-    const int64_t end = std::min(begin + kBlock, row.size);
-    Vector highs = Vector{} - INFINITY, sums{};
-    int64_t at = begin;
-    for (; at + kWidth <= end; at += kWidth) {
-      const Vector x = load(row.logits + at);
-      highs = x > highs ? x : highs;
-      sums += x * 0.0f;
-    }
-    float high = highest(highs);
-    zeros += sum(sums);
-    for (; at < end; ++at) high = std::max(high, row.logits[at]), zeros += row.logits[at] * 0.0f;
-    row.maxima[begin / kBlock] = high;
-    if (high > row.best) row.best = high, block = begin;
-  }
-  if (!(zeros == 0)) return kNoToken;
-  return std::find(row.logits + block, row.logits + row.size, row.best) - row.logits;
+  return found;
 }
 
 float kth(const Row& row, int64_t k) {
-  std::vector<float> some = row.from(row.reached_by(k));
+  std::vector<float> some = from(row, reached_by(row, k));
   std::nth_element(some.begin(), some.begin() + k - 1, some.end(), std::greater<float>());
   return some[k - 1];
 }
@@ -126,8 +62,8 @@ float crossing(const Row& row, float share, float lowest) {
   float weights[kBlock];
   for (int64_t block = 0; block < row.blocks(); ++block) total += row.weights(block, lowest, weights);
   const double enough = share * total;
-  const float likely = std::max(lowest, row.reached_by(std::min(kLikely, row.blocks())));
-  const float last = last_needed(row.from(likely), sum, enough);
+  const float likely = std::max(lowest, reached_by(row, std::min(kLikely, row.blocks())));
+  const float last = last_needed(from(row, likely), sum, enough);
   if (sum >= enough || likely == lowest) return last;
 
   // It is among many: of all buckets, only the one with the sum is put in order.
@@ -136,7 +72,7 @@ float crossing(const Row& row, float share, float lowest) {
     std::memcpy(&bits, &x, sizeof bits);
     return int64_t((bits & 0x7fffffff) >> kBucketShift);  // the further below 0, the higher
   };
-  std::vector<float> some = row.from(std::max(lowest, std::nextafter(kWeightless, 0.0f)));
+  std::vector<float> some = from(row, std::max(lowest, std::nextafter(kWeightless, 0.0f)));
   std::vector<double> sums(bucket_of(kWeightless) + 1);
   for (float x : some) sums[bucket_of(x)] += std::exp(x);
   int64_t bucket = 0;
@@ -229,3 +165,4 @@ const char* sample(const Call& call) {
 }  // namespace odriver
 
 ODRIVER_HANDLER(odriver_sample, odriver::sample)
+ODRIVER_HANDLER(odriver_logprobs, odriver::logprobs)

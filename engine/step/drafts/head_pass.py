@@ -3,7 +3,6 @@
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
@@ -13,7 +12,7 @@ from engine.models.decoder import Decoder
 from engine.models.heads.draft_head import DraftHead
 from engine.models.step_context import StepContext
 from engine.models.weights.forms import Weight
-from engine.sampling.sampler import greedy, sample
+from engine.sampling.sampler import greedy
 from engine.sampling.sampler_inputs import SamplerInputs
 from engine.speculation.feature_pages import FeaturePages
 from engine.step.backend import Backend
@@ -49,6 +48,7 @@ class HeadPass:
         """Of the model, those whose input the head reads."""
         self._split, self._model, self._axis = SplitDecoder(head), model, head.partition.axis
         self._kernel, self._longest = backend.draft.attention, max_model_len
+        self._sampling = backend.sampling
         self._num_pages, self._group = pool.num_pages, pool.windows.index(None)
         self._kept = FeaturePages(pool.page_size, pool.num_pages, pool.of_draft.tail.rows)
 
@@ -89,12 +89,11 @@ class HeadPass:
         """See DraftPass."""
         head, vocabulary = self._head(weights), Vocabulary(self._axis)
         logits = head.logits(hidden, self._shared(weights))
-        drafts: Array = jax.lax.cond(
-            jnp.any(inputs.rows.temperature > 0),
-            lambda: sample(head.over_vocabulary(logits), inputs.rows, key, vocabulary),
+        return self._sampling.choose(
+            inputs.rows,
+            lambda: self._sampling.sample(head.over_vocabulary(logits), inputs.rows, key, vocabulary),
             lambda: head.token_ids(greedy(logits, vocabulary)),
         )
-        return drafts
 
     @property
     def _tables(self) -> list[nnx.Param[Weight]]:

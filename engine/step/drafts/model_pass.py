@@ -2,7 +2,6 @@
 
 from typing import Any, cast
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -10,7 +9,7 @@ from caching.attention.spec import PageTable
 from caching.metadata import PagedAttentionCacheMetaData
 from engine.models.decoder import Decoder
 from engine.models.step_context import StepContext
-from engine.sampling.sampler import greedy, sample
+from engine.sampling.sampler import greedy
 from engine.sampling.sampler_inputs import SamplerInputs
 from engine.step.backend import Backend
 from engine.step.drafts.draft_pass import Pages, of_group
@@ -33,6 +32,7 @@ class ModelPass:
         assert backend.draft is not None
         self._split, self._axis = SplitDecoder(decoder), decoder.partition.axis
         self._kernel, self._longest = backend.draft.attention, max_model_len
+        self._sampling = backend.sampling
         self._num_pages, self._group = pool.num_pages, pool.windows.index(None)
 
     @property
@@ -62,12 +62,11 @@ class ModelPass:
     def drafts(self, weights: list[Array], hidden: Array, inputs: SamplerInputs, key: Array) -> Array:
         """See DraftPass."""
         logits, vocabulary = self._decoder(weights).logits(hidden), Vocabulary(self._axis)
-        drafts: Array = jax.lax.cond(
-            jnp.any(inputs.rows.temperature > 0),
-            lambda: sample(logits, inputs.rows, key, vocabulary),
+        return self._sampling.choose(
+            inputs.rows,
+            lambda: self._sampling.sample(logits, inputs.rows, key, vocabulary),
             lambda: greedy(logits, vocabulary),
         )
-        return drafts
 
     def _decoder(self, weights: list[Array]) -> Decoder:
         return cast(Decoder, self._split.decoder(self._split.state(weights)))
