@@ -173,8 +173,14 @@ def _partition(config: EngineConfig, model: ModelSpec, chips: int) -> Partition:
 
 def _shapes(fit: ChipFit, cache: CachePlanner) -> StepShapes:
     sizes = fit.config.max_num_seqs, fit.config.max_num_batched_tokens, cache.max_model_len
-    adapters = adapter_sizes(fit.config, fit.dtype, fit.backend)
-    return StepShapes(*sizes, cache.pool, SMALLEST_ACCELERATOR_STEP, cache.host, adapters, fit.config.speculation)
+    return StepShapes(
+        *sizes,
+        cache.pool,
+        smallest_step=SMALLEST_ACCELERATOR_STEP,
+        host=cache.host,
+        adapters=adapter_sizes(fit.config, fit.dtype, fit.backend),
+        speculation=fit.config.speculation,
+    )
 
 
 def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report) -> list[CompiledProgram]:
