@@ -145,7 +145,7 @@ def test_what_is_forced_is_drafted_at_once_after_guesses_that_were_not_worth_it(
         sequence.expected, sequence.num_forced = sequence.constraint.expected, int(forced)
         tried.append(speculation.drafts([sequence], ROOM, ROOM).get(sequence, 0))
         if tried[-1] and not forced:
-            speculation.land(sequence, 2, 1, 0, 1)
+            speculation.land(sequence, 2, 1, 0, 0)
 
     assert 0 < sum(tried[:999]) < 40 and max(tried) == 1
     assert tried[999] == 1
