@@ -225,13 +225,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict
     served.driver.stop("the tests are done")
 
 
-OTHERS = [name for name in TOOL_FORMATS if name not in ("hermes", "llama3_json", "mistral", "qwen3_coder", "openai")]
+OTHERS = [name for name in TOOL_FORMATS if name not in ("hermes", "qwen3_coder", "openai")]
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        *("hermes", "llama3_json", "mistral", "qwen3_coder"),
+        *("hermes", "qwen3_coder"),
         *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS),
     ],
 )

@@ -55,7 +55,7 @@ TPU = replace(tpu_backend(V5E, PALLAS), attention=PallasTwin())
 OF_LATENTS = {id(XLA): xla_backend(FLOAT32, latents=True), id(TPU): tpu_backend(V5E, LATENTS)}
 """Of models with latents, in the place of the others."""
 PLAINEST = {("llama2", 16), ("mistral", 4), ("qwen3", 16), ("gemma2", 16), ("gpt_oss", 16), ("deepseek_v3", 16)}
-PLAINEST |= {("qwen3_next", 16), ("nemotron_h", 16)}
+PLAINEST |= {("qwen3_next", 16)}
 """Of every mechanism of an engine a variant and the size of its pages. What else is in a family's layers test_decoder shows."""
 OF_XLA = ("exaone4", "gemma3", "gemma4", "llama2_bfloat16")
 ON_TWO_DEVICES = ("deepseek_v3", "gemma2", "gemma4_moe", "glm4_moe_lite", "gpt_oss", "granite_moe_shared", "llama4")

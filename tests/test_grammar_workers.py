@@ -69,7 +69,7 @@ def test_who_followed_in_a_process_that_is_killed_goes_on_in_another(grammars, a
 
 
 @pytest.mark.parametrize("letter", "xyz")
-@pytest.mark.parametrize("heavy", [False, True])
+@pytest.mark.parametrize("heavy", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_what_breaks_its_worker_ends_its_own_request_and_nobody_elses(
     tokenizer, a, b, letter, heavy, monkeypatch, capfd
 ):

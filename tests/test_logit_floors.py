@@ -18,6 +18,7 @@ from engine.vocabulary import NO_TOKEN_LOGIT
 MASKED, PADDING, FORBIDDEN, BANNED, WORST, BEST = range(6)
 """Tokens, each to be drawn only where all after it are out of question."""
 LOGITS = np.array([[50, NO_TOKEN_LOGIT, 50, 50, -1000, 1000]], np.float32)
+weigh = jax.jit(lambda logits, rows: cuts_of(logits, jnp.max(logits, axis=-1), rows).weigh(logits))
 ORDER = [MASKED_OUT, NO_TOKEN_LOGIT, NOT_ALLOWED, REMOVED]
 
 
@@ -46,9 +47,7 @@ def weights_of(logits, temperature):
     """What a row weighs."""
     f32 = np.float32
     rows = SamplingRows(*(jnp.asarray([value]) for value in (f32(temperature), 0, f32(1), f32(0), np.uint32(0), 0)))
-    return np.asarray(
-        jax.jit(lambda logits, rows: cuts_of(logits, jnp.max(logits, axis=-1), rows).weigh(logits))(logits, rows)
-    )[0]
+    return np.asarray(weigh(logits, rows))[0]
 
 
 def test_the_order_is_that_of_who_has_the_last_word():

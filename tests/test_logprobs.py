@@ -23,7 +23,7 @@ MAX_MODEL_LEN = 36
 SETTINGS = [
     pytest.param({"max_num_batched_tokens": 7}, id="chunks", marks=pytest.mark.thorough),
     pytest.param({"max_num_batched_tokens": 64}, id="one chunk", marks=pytest.mark.thorough),
-    pytest.param({"max_num_batched_tokens": 7, "num_pages": 14}, id="chunks, preempted"),
+    pytest.param({"max_num_batched_tokens": 7, "num_pages": 14}, id="chunks, preempted", marks=pytest.mark.thorough),
 ]
 
 

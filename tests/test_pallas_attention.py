@@ -155,6 +155,7 @@ def test_the_kernel_agrees_with_the_other_attentions():
         np.testing.assert_allclose(np.float32(out)[:21], np.float32(other)[:21], atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.thorough
 def test_pages_that_a_window_has_passed_are_never_read():
     """They are somebody else's by then, or the sink, whose NaN would show; in decoding rows and in tiles."""
     shapes, spec, _, _ = CASES["narrow heads in a window"]

@@ -133,7 +133,7 @@ def rounded(name, tensor, variant):
 @pytest.mark.parametrize(
     ("layout", "scans"),
     [
-        (Layout.MATRIX, True),
+        pytest.param(Layout.MATRIX, True, marks=pytest.mark.thorough),
         pytest.param(Layout.AXES, False, marks=pytest.mark.thorough),
         pytest.param(Layout.AXES, True, marks=pytest.mark.thorough),
         pytest.param(Layout.MATRIX, False, marks=pytest.mark.thorough),

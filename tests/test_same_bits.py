@@ -35,10 +35,10 @@ except KernelsUnavailable as unavailable:
 @pytest.mark.parametrize(
     ("isa", "cases"),
     [
-        pytest.param(isa, cases, marks=() if plain and isa == available()[-1] else pytest.mark.thorough)
+        pytest.param(isa, cases, marks=pytest.mark.thorough)
         for isa in dict.fromkeys(("avx2", available()[-1]))
         if isa in available()
-        for cases, plain in ((FUNCTIONS, True), ([*MODELS, *DRAWS], False))
+        for cases in (FUNCTIONS, [*MODELS, *DRAWS])
     ],
 )
 def test_a_row_is_the_same_to_the_bit_alone_and_in_any_company(tmp_path: Path, isa: str, cases: list[str]) -> None:

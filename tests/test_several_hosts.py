@@ -214,6 +214,7 @@ def repeated(address: str) -> tuple[list[list[int]], Any]:
         return given, control.status()
 
 
+@pytest.mark.thorough
 def test_two_processes_give_what_one_gives(two: list[Process], alone: list[Any]) -> None:
     """Greedy, drawn, penalised, biased, under a grammar, with log-probabilities, and after a sleep. Told to stop, the
     one that has no clients has process 0 finish what is open, and both end with 0.

@@ -64,7 +64,7 @@ def build_step(rows, *, heads, kv_heads, head_dim, dtype, seed):
 @pytest.mark.parametrize(
     "kv_dtype",
     [
-        pytest.param(np.dtype(jnp.float8_e4m3fn), id="e4m3fn"),
+        pytest.param(np.dtype(jnp.float8_e4m3fn), id="e4m3fn", marks=pytest.mark.thorough),
         pytest.param(np.dtype(jnp.float8_e5m2), id="e5m2", marks=pytest.mark.thorough),
     ],
 )
