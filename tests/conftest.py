@@ -135,6 +135,12 @@ def logging_as_before() -> Iterator[None]:
 
 
 @pytest.fixture
+def an_idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Benchmarks whose systems are played wait for none of the other tests."""
+    monkeypatch.setattr("scripts.benchmarks.serve.psutil.cpu_percent", lambda interval: 0.0)
+
+
+@pytest.fixture
 def address(tmp_path: Path) -> str:
     """Where the server under test listens, or one after the other."""
     return f"ipc://{tmp_path}/o.sock"

@@ -11,7 +11,7 @@ from scripts.benchmarks import experts
 from scripts.benchmarks.experts import GptOss, QwenMoe, measure_experts
 from scripts.benchmarks.models import Size, write_model
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("an_idle_machine")]
 
 DENSE = Size(hidden=16, layers=2, heads=4, kv_heads=2, ffn=24, vocabulary=300)
 

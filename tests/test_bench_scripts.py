@@ -29,7 +29,7 @@ from scripts.benchmarks.prefill import measure_prefill
 from scripts.benchmarks.processes.null_model import TOKEN, driver_step_time, null_engine, step_times
 from scripts.benchmarks.serve import measure_serve, take_turns
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("an_idle_machine")]
 
 SIZE = Size(hidden=16, layers=2, heads=4, kv_heads=2, ffn=24, vocabulary=300)
 
