@@ -190,8 +190,13 @@ def test_sums_of_very_many_integers_do_not_overflow(form, size):
     np.testing.assert_allclose(actual, np.full((1, WIDTH + 1), depth * largest * size), rtol=rtol)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("isa", instruction_set.available()[:-1])
+@pytest.mark.parametrize(
+    "isa",
+    [
+        pytest.param(isa, marks=pytest.mark.thorough if isa == "avx2" else pytest.mark.exhaustive)
+        for isa in instruction_set.available()[:-1]
+    ],
+)
 def test_it_is_so_with_fewer_instructions(isa):
     """This file, in a process that is held to them."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not thorough", __file__]
