@@ -42,6 +42,8 @@ CASES = {
     "states of Mamba-2, a page each": ("nemotron_h", {"num_pages": 30, "page_size": 4}),
     "XLA's attention": ("llama2", {"num_pages": 14, "attention_backend": "xla"}),
 }
+EXHAUSTIVE = ("experts", "8-bit pages", "states of delta nets, no step ahead", "states of Mamba-2, a page each")
+"""What is tried once more in these, thorough runs have in others."""
 
 
 def build_engine(model, speculation, **settings):
@@ -121,7 +123,13 @@ def answers(engine, sequences, *, at_once=5):
     return got
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.thorough) for name in CASES])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.exhaustive if name in EXHAUSTIVE else pytest.mark.thorough)
+        for name in CASES
+    ],
+)
 def engines(request, tmp_path_factory):
     """Of one model, without drafts and with."""
     variant, settings = CASES[request.param]
