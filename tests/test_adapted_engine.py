@@ -47,7 +47,7 @@ def backends():
                 yield pytest.param((variant, backend, devices), id=f"{variant}-{name}", marks=mark)
 
 
-@pytest.fixture(scope="module", params=backends())
+@pytest.fixture(scope="module", params=[*backends()])
 def compiled(request, tmp_path_factory):
     """Two slots for a variant's adapters."""
     variant, backend, devices = request.param

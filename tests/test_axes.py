@@ -55,7 +55,7 @@ def pairs():
             yield pytest.param(variant, form, marks=pytest.mark.thorough if is_thorough else pytest.mark.exhaustive)
 
 
-@pytest.mark.parametrize(("variant", "form"), pairs())
+@pytest.mark.parametrize(("variant", "form"), [*pairs()])
 def test_every_form_of_a_family_gives_what_it_gives_alone(tmp_path, variant, form):
     """Conversations that neither the pages nor the states of the device have room for."""
     given = dict(FORMS[form])

@@ -118,7 +118,7 @@ class RecordingRunner(eSurgeRunner):
 
 @pytest.fixture(
     scope="module",
-    params=backends(),
+    params=[*backends()],
     ids=lambda param: f"{param[0]}-pages_of_{param[1]}{'_TPU' * (param[2] is TPU)}-{param[3]}_devices",
 )
 def compiled(request, tmp_path_factory):
