@@ -5,12 +5,12 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from engine.speculation.history import NO_DRAFT
+
 MOST_SALTS = 256
 """Salts whose texts are kept, those last that had a request end last."""
 TEXTS = 4
 """A text is cut to its last tokens, so that there is room for so many."""
-NO_TOKEN = -1
-"""Behind each text. Drafts end there."""
 
 
 class EarlierTexts:
@@ -32,7 +32,7 @@ class EarlierTexts:
             return
         room = max(1, self._num_tokens // TEXTS - 1)
         text = array("i", [*prompt[-room:], *output][-room:])
-        text.append(NO_TOKEN)
+        text.append(NO_DRAFT)
         with self._lock:
             kept = self._texts.get(salt, array("i")) + text
             self._texts[salt] = kept[-self._num_tokens :]
@@ -41,7 +41,7 @@ class EarlierTexts:
                 self._texts.popitem(last=False)
 
     def of(self, salt: bytes | None) -> Sequence[int]:
-        """Texts with NO_TOKEN behind each, the latest last; the first may be cut."""
+        """Texts with NO_DRAFT behind each, the latest last; the first may be cut."""
         if salt is None:
             return ()
         with self._lock:

@@ -80,13 +80,15 @@ class NextIterationPlan:
     @property
     def drafted(self) -> list[int]:
         """Decoding rows with drafts that are on the device, those with the most first."""
-        rows = [row for row in range(self.num_decodes) if self.counts[row] > 1 and row not in self.expected]
-        return sorted(rows, key=lambda row: -self.counts[row])
+        return sorted(filter(self._is_drafted, range(self.num_decodes)), key=lambda row: -self.counts[row])
 
     @property
     def has_guesses(self) -> bool:
         """Whether a draft model writes drafts in the step that constraints are to be asked about."""
-        return any(self.counts[row] > 1 and row not in self.expected for row in self.late)
+        return any(map(self._is_drafted, self.late))
+
+    def _is_drafted(self, row: int) -> bool:
+        return self.counts[row] > 1 and row not in self.expected
 
     @property
     def read_slots(self) -> set[int]:
