@@ -198,8 +198,8 @@ def test_sums_of_very_many_integers_do_not_overflow(form, size):
     ],
 )
 def test_it_is_so_with_fewer_instructions(isa):
-    """This file, in a process that is held to them."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not thorough", __file__]
+    """This file but for this test, which would start itself again, in a process that is held to them."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "not fewer_instructions", __file__]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), instruction_set.VARIABLE: isa}
 
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
