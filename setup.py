@@ -15,7 +15,7 @@ from setuptools import Command, setup
 from setuptools.command.build import build
 
 from caching import cpu_kernels, instruction_set
-from engine.cpu_libraries import ADAPTERS, SOURCES
+from engine.cpu_libraries import LATER, SOURCES
 
 ROOT = Path(__file__).parent.resolve()
 
@@ -58,7 +58,7 @@ class BuildKernels(Command):
             levels = instruction_set.of_architecture()
             jobs = [
                 pool.submit(cpu_kernels.compile_library, source, level, directory)
-                for source, level in product((*SOURCES, ADAPTERS), levels)
+                for source, level in product((*SOURCES, *LATER), levels)
             ]
             for job in jobs:
                 job.result()

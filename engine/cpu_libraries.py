@@ -9,7 +9,9 @@ DRAW = Path(__file__).parent / "sampling" / "cpu" / "draw.cc"
 UNPACK = Path(__file__).parent / "step" / "cpu" / "unpack.cc"
 SOURCES = (ATTENTION, LINEAR, DRAW, UNPACK)
 ADAPTERS = LINEAR.with_name("adapters.cc")
-"""Loaded when slots of adapters are first asked for."""
+VERIFY = Path(__file__).parent / "speculation" / "cpu" / "verify.cc"
+LATER = (ADAPTERS, VERIFY)
+"""Loaded when slots of adapters, or drafts, are first asked for."""
 
 
 def start_loading() -> None:

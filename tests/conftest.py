@@ -88,7 +88,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "numprocesses", None):  # or else each of the workers would compile the CPU's kernels
         with suppress(KernelsUnavailable):
             cpu_libraries.finish_loading()
-            load(cpu_libraries.ADAPTERS)
+            for source in cpu_libraries.LATER:
+                load(source)
 
 
 def pytest_unconfigure() -> None:

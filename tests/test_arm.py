@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from caching.cpu_kernels import ATTENTION, compile_library, compiler, xla_headers
-from engine.cpu_libraries import ADAPTERS, DRAW, LINEAR, SOURCES
+from engine.cpu_libraries import ADAPTERS, DRAW, LATER, LINEAR, SOURCES
 
 pytestmark = pytest.mark.thorough
 
@@ -43,11 +43,11 @@ def call(tmp_path_factory: pytest.TempPathFactory) -> Call:
     with ThreadPoolExecutor() as pool, pytest.MonkeyPatch.context() as here:
         for by, directory in directories.items():
             here.setenv("CXX", by)
-            for source in (*SOURCES, ADAPTERS):
+            for source in (*SOURCES, *LATER):
                 libraries[by, source] = pool.submit(compile_library, source, LEVEL, directory)
             caller = [by, "-std=c++17", "-w", f"-I{xla_headers()}", str(Path(__file__).parent / "one_call.cc")]
             subprocess.run([*caller, "-o", str(directory / "one_call"), "-ldl"], check=True)
-            for source in (*SOURCES, ADAPTERS):
+            for source in (*SOURCES, *LATER):
                 libraries[by, source].result()  # of CXX as it is now
 
     def on_both(source: Path, handler: str, arguments: Results, results: list[Any], **attributes: Any) -> Any:

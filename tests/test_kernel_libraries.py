@@ -11,7 +11,7 @@ import pytest
 from caching import cpu_kernels, instruction_set
 from caching.cpu_kernels import KernelsUnavailable, compile_library, find
 from caching.instruction_set import LEVELS, UnknownInstructions, available, compiler_flags
-from engine.cpu_libraries import ADAPTERS, SOURCES
+from engine.cpu_libraries import LATER, SOURCES
 from ipc.commands import doctor
 
 ROOT = Path(__file__).parent.parent
@@ -209,7 +209,7 @@ def test_a_wheel_has_the_libraries_that_a_start_looks_for(build: Path) -> None:
     version = ".".join(map(str, cpu_kernels.ffi_version()))
     levels = instruction_set.of_architecture()
     assert sorted(path.name for path in compiled.iterdir()) == sorted(
-        f"{cpu_kernels._stem(source, level)}-ffi{version}.so" for source, level in product((*SOURCES, ADAPTERS), levels)
+        f"{cpu_kernels._stem(source, level)}-ffi{version}.so" for source, level in product((*SOURCES, *LATER), levels)
     )
     for library in compiled.iterdir():
         name, level, *_ = library.name.split("-")

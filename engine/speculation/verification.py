@@ -6,6 +6,8 @@ tokens that were sampled in their places. So the text is the same as without dra
 parameters, as far as logits do not depend on the number of rows.
 """
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -15,6 +17,10 @@ from engine.speculation.history import NO_DRAFT, History
 
 NOT_TEXT = -2
 """Instead of a token id: the row's token stands behind a draft that was wrong."""
+
+
+Verify = Callable[[Array, SamplerInputs, History, Drafter], tuple[Array, History]]
+"""``verify``, or what a backend has in its place."""
 
 
 def verify(sampled: Array, inputs: SamplerInputs, history: History, drafter: Drafter) -> tuple[Array, History]:

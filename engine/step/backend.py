@@ -34,7 +34,9 @@ from engine.models.weights.store import int8_products
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.sampling import cpu_sampler
 from engine.sampling.operations import XLA_SAMPLING, SamplingOperations
+from engine.speculation import cpu_verification
 from engine.speculation.speculative_config import SpeculativeConfig
+from engine.speculation.verification import Verify, verify
 from engine.step.cpu import unpack as cpu_unpack
 from engine.step.layout import StepLayout, Unpack
 
@@ -73,6 +75,8 @@ class Backend:
     """Takes apart what a step is told."""
     sampling: SamplingOperations = XLA_SAMPLING
     """What is between logits and tokens."""
+    verify: Verify = verify
+    """Which of these are the text, where rows have drafts."""
     replaced: tuple[str, ...] = ()
     """Kernels that are at fault on this machine, in whose place XLA's operations serve."""
     draft: "Backend | None" = None
@@ -83,7 +87,7 @@ class Backend:
         layout = self.layout if self.layout is Layout.PANELS else xla.layout
         return replace(
             xla, description=description, layout=layout, scans=self.scans, smallest_step=self.smallest_step,
-            unpack=self.unpack, sampling=self.sampling,
+            unpack=self.unpack, sampling=self.sampling, verify=self.verify,
         )  # fmt: skip
 
     def in_words(self, *, quantized: bool) -> str:
@@ -284,6 +288,7 @@ def choose_backend(
     ours = Backend(
         CPUAttention(), cpu_attention.allocate, description="oDriver's CPU kernels", layout=Layout.PANELS,
         skips_padding=True, unpack=cpu_unpack.unpack, sampling=cpu_sampler.CPU_SAMPLING,
+        verify=cpu_verification.verify,
     )  # fmt: skip
     if misfit:
         return ours.with_attention_of(xla, f"{ours.description}, attention by XLA: {misfit}")

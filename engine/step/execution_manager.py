@@ -65,7 +65,12 @@ class ExecutionManager:
         self.new_cache: Callable[[], PagedAttentionCache] = backend.allocator(shapes.cache, mesh)
         """Allocates zeroed pages; raises jax.errors.JaxRuntimeError if out of memory."""
         self.sampling = SamplingPrograms(
-            shapes.slots, decoder.partition.model.vocab_size, mesh, shapes.speculation, backend.sampling
+            shapes.slots,
+            decoder.partition.model.vocab_size,
+            mesh,
+            shapes.speculation,
+            backend.sampling,
+            backend.verify,
         )
         self.adapters = None if shapes.adapters is None else slot_arrays(decoder, shapes.adapters, mesh)
         """The slots of adapters, if there are such."""

@@ -207,7 +207,8 @@ class StepLayout:
         dump = np.int32(state.num_tokens.shape[0] - 1)
         columns = (
             jnp.where(is_real, slots[of_row], dump), is_real & (samples[of_row] > 0), is_real & decodes[of_row],
-            lens[of_row] - rests, offsets, rests, jnp.broadcast_to(self.view(packed, "looks_up"), is_real.shape),
+            jnp.where(is_real, lens[of_row] - rests, 0), offsets, rests,
+            jnp.broadcast_to(self.view(packed, "looks_up"), is_real.shape),
         )  # fmt: skip
         padding = (0, self.rows - self.model_rows)
         of_slot, real, fed_back, num_tokens, *drafts = (

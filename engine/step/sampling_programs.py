@@ -29,7 +29,7 @@ from engine.sampling.token_masks import mask_logits, mask_words
 from engine.speculation.drafter import drafter_of
 from engine.speculation.history import History
 from engine.speculation.speculative_config import SpeculativeConfig
-from engine.speculation.verification import verify
+from engine.speculation.verification import Verify, verify
 from engine.step.compilation import Program, lower
 from engine.step.layout import StepLayout
 from engine.step.slot_state import SlotShapes
@@ -67,11 +67,12 @@ class SamplingPrograms:
         mesh: DeviceMesh,
         speculation: SpeculativeConfig | None = None,
         operations: SamplingOperations = XLA_SAMPLING,
+        verify: Verify = verify,
     ) -> None:
         self._num_slots = slots.num_slots
         self._fed: Fed = mesh.shapes(jax.eval_shape(slots.new_fed))
         self._drafter = None if speculation is None else drafter_of(speculation)
-        self._num_tokens, self._operations = num_tokens, operations
+        self._num_tokens, self._operations, self._verify = num_tokens, operations, verify
         self._mesh = mesh
         self._vocabulary = Vocabulary(mesh.axis)
         self.vocab_size = vocab_size = padded_vocab_size(num_tokens, mesh.size)
@@ -124,7 +125,7 @@ class SamplingPrograms:
             )
             if isinstance(fed, History):
                 assert self._drafter is not None
-                return verify(token_ids, inputs, fed, self._drafter)
+                return self._verify(token_ids, inputs, fed, self._drafter)
             return token_ids, fed.at[inputs.slots].set(jnp.maximum(token_ids, 0))  # no NO_TOKEN
 
         key = self._mesh.shapes(jax.eval_shape(lambda: jax.random.key(0)))
