@@ -190,7 +190,7 @@ def test_adapters(call: Call, dtype: str) -> None:
     """Rows with either of two adapters, and without one."""
     rows, depth, runs = 19, 30, np.array([11, 5], np.int32)
     width, ranks = 2 * int(runs.sum()), [3, 6]
-    panels = [-(-sum(ranks) // PANEL) * depth] + [
+    panels = [-(-sum(ranks) // WIDTH) * WIDTH * depth // PANEL] + [
         -(-2 * run // PANEL) * rank for run, rank in zip(runs, ranks, strict=True)
     ]
     factors = [random(sum(panels), PANEL, slot + 1)[..., slot].astype(jnp.dtype(dtype)) for slot in range(2)]

@@ -1,7 +1,7 @@
 """A kernel's factors in the slots of a CPU: the words that engine/models/cpu/adapters.cc reads.
 
-They are a header, ``a`` of all parts side by side and ``b`` of each part, in panels. Of each part
-they have the ranks that are not zeros, and nothing of a part without an adapter. Factors whose
+They are a header, ``a`` of all parts side by side and ``b`` of each part, in panels; the last panel
+of ``a`` is half as wide where that suffices. Of each part they have the ranks that are not zeros, and nothing of a part without an adapter. Factors whose
 numbers bfloat16 has, as published ones mostly are, are in bfloat16: half as much is read, and it is
 exact. What is left of a slot is not read.
 """
@@ -32,8 +32,10 @@ def num_words(rank: int, inputs: int, outputs: tuple[int, ...], dtype: np.dtype[
     """
     _register()
     assert len(outputs) < HEADER
-    shapes = [panels.panels_shape(len(outputs) * rank, inputs), *(panels.panels_shape(out, rank) for out in outputs)]
-    return HEADER + sum(int(np.prod(shape)) for shape in shapes) * dtype.itemsize // WORD.itemsize
+    half = panels.panel_width() // 2
+    of_a = -(-len(outputs) * rank // half) * half * inputs
+    of_b = sum(int(np.prod(panels.panels_shape(out, rank))) for out in outputs)
+    return HEADER + (of_a + of_b) * dtype.itemsize // WORD.itemsize
 
 
 def slot_words(a: NDArray[Any], b: list[NDArray[Any]], words: int) -> NDArray[np.int32]:
@@ -43,8 +45,9 @@ def slot_words(a: NDArray[Any], b: list[NDArray[Any]], words: int) -> NDArray[np
     if not any(ranks):
         return found
     low = np.concatenate([part[:rank] for part, rank in zip(a, ranks, strict=True)])
-    factors = [low, *(part[:rank].T for part, rank in zip(b, ranks, strict=True) if rank)]
-    numbers = np.concatenate([panels.in_panels(factor.astype(np.float32)).reshape(-1) for factor in factors])
+    high = [part[:rank].T for part, rank in zip(b, ranks, strict=True) if rank]
+    factors = [*_low_in_panels(low.astype(np.float32)), *(panels.in_panels(part.astype(np.float32)) for part in high)]
+    numbers = np.concatenate([factor.reshape(-1) for factor in factors])
     narrow = numbers.astype(jnp.bfloat16)
     stored = narrow if np.array_equal(narrow.astype(np.float32), numbers) else numbers
     content = stored.view(WORD)
@@ -71,6 +74,15 @@ def _register() -> None:
         register(load(ADAPTERS), "odriver_add_adapters")
     except KernelsUnavailable as error:
         raise ConfigurationError(f"adapters need a kernel of their own on a CPU: {error}") from error
+
+
+def _low_in_panels(low: NDArray[Any]) -> list[NDArray[Any]]:
+    """f[rank of all parts, in] -> whole panels, and [in, the width of a panel or half of it] of what
+    is left, zero-padded."""
+    width = panels.panel_width()
+    whole, half = len(low) - len(low) % width, width // 2
+    last = np.pad(low[whole:], ((0, -len(low) % half), (0, 0))).T
+    return [panels.in_panels(low[:whole]), last] if whole else [last]
 
 
 def _rank(a: NDArray[Any], b: NDArray[Any]) -> int:

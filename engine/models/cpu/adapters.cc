@@ -1,8 +1,8 @@
 // Adapters of rows: out[row] += (x[row] @ a) @ b, by the factors in each row's slot. Factors that no row has are not read, and a
 // row's product does not depend on the others.
 //
-// A slot is written by engine/models/adapters/slot_words.py: a header, a of all of a kernel's parts side by side in panels, and b
-// of each part in panels. Its numbers are float32 or bfloat16. A part has the rank that this adapter has there, which may be 0.
+// A slot is written by engine/models/adapters/slot_words.py: a header, a of all of a kernel's parts side by side in panels, of
+// which the last is half as wide where that suffices, and b of each part in panels. Its numbers are float32 or bfloat16. A part has the rank that this adapter has there, which may be 0.
 
 #include <algorithm>
 #include <memory>
@@ -21,6 +21,7 @@ constexpr int64_t kFetched = 64;      // rows of panels, ahead of the one that i
 constexpr int64_t kScattered = -1;
 
 int64_t panels_of(int64_t columns) { return (columns + kPanelWidth - 1) / kPanelWidth; }
+int64_t up_to_vector(int64_t columns) { return (columns + kWidth - 1) / kWidth * kWidth; }
 
 // Where a kernel has the outputs of its parts: `run` of the first, of the next and so on, and again.
 struct Outputs {
@@ -63,40 +64,40 @@ struct Slot {
   }
   template <typename Stored>
   const Stored* b(const Outputs& outputs, int64_t part, int64_t panel) const {
-    const Stored* begin = a<Stored>(panels_of(before(outputs.parts)));
+    const Stored* begin = a<Stored>(0) + up_to_vector(before(outputs.parts)) * depth;
     for (int64_t each = 0; each < part; ++each) begin += panels_of(outputs.count(each)) * rank(each) * kPanelWidth;
     return begin + panel * rank(part) * kPanelWidth;
   }
 };
 
-// out[rows, kPanelWidth] (+)= x[rows, depth] @ panel[depth, kPanelWidth]; rows are wherever x and out point to. What is added to
+// out[rows, vectors * kWidth] (+)= x[rows, depth] @ panel[depth, the same]; rows are wherever x and out point to. What is added to
 // out has been added up before.
-template <int rows, typename Stored>
+template <int rows, int vectors, typename Stored>
 void multiply_panel(const float* const* x, const Stored* panel, int64_t depth, float* const* out, int64_t column, bool add) {
-  Vector sums[rows][kPanelVectors] = {};
+  Vector sums[rows][vectors] = {};
   const float* from[rows];
   std::copy(x, x + rows, from);
 #pragma GCC unroll 4
-  for (int64_t k = 0; k < depth; ++k, panel += kPanelWidth) {
-    Vector columns[kPanelVectors];
-    read_row(panel, columns);
-    __builtin_prefetch(panel + kFetched * kPanelWidth);
+  for (int64_t k = 0; k < depth; ++k, panel += vectors * kWidth) {
+    Vector columns[vectors];
+    for (int v = 0; v < vectors; ++v) columns[v] = load(panel + v * kWidth);
+    __builtin_prefetch(panel + kFetched * vectors * kWidth);
     for (int row = 0; row < rows; ++row)
-      for (int v = 0; v < kPanelVectors; ++v) sums[row][v] += from[row][k] * columns[v];
+      for (int v = 0; v < vectors; ++v) sums[row][v] += from[row][k] * columns[v];
   }
   for (int row = 0; row < rows; ++row)
-    for (int v = 0; v < kPanelVectors; ++v) {
+    for (int v = 0; v < vectors; ++v) {
       float* to = out[row] + column + v * kWidth;
       store(to, add ? load(to) + sums[row][v] : sums[row][v]);
     }
 }
 
 // multiply_panel for `count` rows.
-template <typename Stored, int rows = kRowsAtOnce>
+template <int vectors, typename Stored, int rows = kRowsAtOnce>
 auto multiply_panel_of(int64_t count) {
   if constexpr (rows > 1)
-    if (count < rows) return multiply_panel_of<Stored, rows - 1>(count);
-  return &multiply_panel<rows, Stored>;
+    if (count < rows) return multiply_panel_of<vectors, Stored, rows - 1>(count);
+  return &multiply_panel<rows, vectors, Stored>;
 }
 
 // The rows x[rows, depth] of a step, the slot of each or -1, and their products out[rows, width] with the kernel.
@@ -119,7 +120,7 @@ class Adapters {
   }
 
   void add() const {
-    const int64_t panels = columns_ / kPanelWidth;
+    const int64_t panels = panels_of(columns_);
     if (tiles_.empty()) return;
     parallel_for(int64_t(tiles_.size()) * panels, [&](int64_t task) {
       const Tile& tile = tiles_[task / panels];
@@ -157,19 +158,21 @@ class Adapters {
       const int64_t begin = tile * count / tiles, end = (tile + 1) * count / tiles;
       tiles_.push_back({factors, first + begin, end - begin});
     }
-    if (count > 0) columns_ = std::max(columns_, panels_of(factors.before(outputs_.parts)) * kPanelWidth);
+    if (count > 0) columns_ = std::max(columns_, up_to_vector(factors.before(outputs_.parts)));
   }
 
   template <typename Stored>
   void multiply_a(const Tile& tile, int64_t panel) const {
-    if (panel >= panels_of(tile.slot.before(outputs_.parts))) return;
+    const int64_t left = tile.slot.before(outputs_.parts) - panel * kPanelWidth;
+    if (left <= 0) return;
     const float* x[kRowsAtOnce];
     float* low[kRowsAtOnce];
     for (int64_t row = 0; row < tile.count; ++row) {
       x[row] = all_.x + order_[tile.begin + row] * all_.depth;
       low[row] = &low_[(tile.begin + row) * columns_];
     }
-    const auto multiply = multiply_panel_of<Stored>(tile.count);
+    const auto multiply = left > kWidth ? multiply_panel_of<kPanelVectors, Stored>(tile.count)
+                                        : multiply_panel_of<1, Stored>(tile.count);
     multiply(x, tile.slot.a<Stored>(panel), all_.depth, low, panel * kPanelWidth, false);
   }
 
@@ -193,7 +196,7 @@ class Adapters {
       low[row] = &low_[(tile.begin + row) * columns_ + tile.slot.before(part)];
       out[row] = all_.out + order_[tile.begin + row] * outputs_.width;
     }
-    const auto multiply = multiply_panel_of<Stored>(tile.count);
+    const auto multiply = multiply_panel_of<kPanelVectors, Stored>(tile.count);
     const Stored* b = tile.slot.b<Stored>(outputs_, part, first);
     for (int64_t panel = 0; panel < count; ++panel, b += rank * kPanelWidth) {
       if (places[panel] != kScattered) {
