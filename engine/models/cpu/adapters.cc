@@ -16,7 +16,7 @@ namespace odriver {
 
 constexpr int64_t kHeader = 16;       // words: the bytes of a number, 0 without an adapter, and the rank of each part
 constexpr int kRowsAtOnce = kMaxSums / kPanelVectors;
-constexpr int64_t kPanelsOfTask = 8;  // of outputs
+constexpr int64_t kTasksOfThread = 4;  // at least, where there are so many panels of outputs
 constexpr int64_t kFetched = 64;      // rows of panels, ahead of the one that is multiplied
 constexpr int64_t kScattered = -1;
 
@@ -81,7 +81,8 @@ void multiply_panel(const float* const* x, const Stored* panel, int64_t depth, f
   for (int64_t k = 0; k < depth; ++k, panel += vectors * kWidth) {
     Vector columns[vectors];
     for (int v = 0; v < vectors; ++v) columns[v] = load(panel + v * kWidth);
-    __builtin_prefetch(panel + kFetched * vectors * kWidth);
+    for (size_t byte = 0; byte < vectors * kWidth * sizeof(Stored); byte += kLineBytes)
+      __builtin_prefetch(reinterpret_cast<const char*>(panel + kFetched * vectors * kWidth) + byte);
     for (int row = 0; row < rows; ++row)
       for (int v = 0; v < vectors; ++v) sums[row][v] += from[row][k] * columns[v];
   }
@@ -126,12 +127,14 @@ class Adapters {
       const Tile& tile = tiles_[task / panels];
       tile.slot.is_narrow() ? multiply_a<uint16_t>(tile, task % panels) : multiply_a<float>(tile, task % panels);
     });
-    std::vector<int64_t> tasks{0};
-    for (int64_t part = 0; part < outputs_.parts; ++part)
-      tasks.push_back(tasks.back() + (panels_of(outputs_.count(part)) + kPanelsOfTask - 1) / kPanelsOfTask);
-    parallel_for(tasks.back(), [&](int64_t task) {
-      const int64_t part = std::upper_bound(tasks.begin(), tasks.end(), task) - tasks.begin() - 1;
-      add_panels(part, (task - tasks[part]) * kPanelsOfTask);
+    // A task is of one tile, as its b is then read as one piece.
+    const int64_t tiles = tiles_.size(), wanted = kTasksOfThread * team().size();
+    const int64_t pieces = std::max<int64_t>(1, wanted / (tiles * outputs_.parts));
+    parallel_for(tiles * outputs_.parts * pieces, [&](int64_t task) {
+      const Tile& tile = tiles_[task / (outputs_.parts * pieces)];
+      const int64_t part = task / pieces % outputs_.parts, piece = task % pieces, count = panels_of(outputs_.count(part));
+      const int64_t begin = count * piece / pieces, end = count * (piece + 1) / pieces;
+      tile.slot.is_narrow() ? multiply_b<uint16_t>(tile, part, begin, end) : multiply_b<float>(tile, part, begin, end);
     });
   }
 
@@ -176,18 +179,9 @@ class Adapters {
     multiply(x, tile.slot.a<Stored>(panel), all_.depth, low, panel * kPanelWidth, false);
   }
 
-  // b of some panels of a part, for all rows.
-  void add_panels(int64_t part, int64_t first) const {
-    const int64_t count = std::min(kPanelsOfTask, panels_of(outputs_.count(part)) - first);
-    int64_t places[kPanelsOfTask];
-    for (int64_t panel = 0; panel < count; ++panel) places[panel] = outputs_.place_of_panel(part, first + panel);
-    for (const Tile& tile : tiles_)
-      tile.slot.is_narrow() ? multiply_b<uint16_t>(tile, part, first, count, places)
-                            : multiply_b<float>(tile, part, first, count, places);
-  }
-
+  // Adds the products with some panels of a part's b.
   template <typename Stored>
-  void multiply_b(const Tile& tile, int64_t part, int64_t first, int64_t count, const int64_t* places) const {
+  void multiply_b(const Tile& tile, int64_t part, int64_t begin, int64_t end) const {
     const int64_t rank = tile.slot.rank(part);
     if (rank == 0) return;
     const float* low[kRowsAtOnce];
@@ -197,17 +191,18 @@ class Adapters {
       out[row] = all_.out + order_[tile.begin + row] * outputs_.width;
     }
     const auto multiply = multiply_panel_of<kPanelVectors, Stored>(tile.count);
-    const Stored* b = tile.slot.b<Stored>(outputs_, part, first);
-    for (int64_t panel = 0; panel < count; ++panel, b += rank * kPanelWidth) {
-      if (places[panel] != kScattered) {
-        multiply(low, b, rank, out, places[panel], true);
+    const Stored* b = tile.slot.b<Stored>(outputs_, part, begin);
+    for (int64_t panel = begin; panel < end; ++panel, b += rank * kPanelWidth) {
+      const int64_t place = outputs_.place_of_panel(part, panel);
+      if (place != kScattered) {
+        multiply(low, b, rank, out, place, true);
         continue;
       }
       float products[kRowsAtOnce][kPanelWidth];
       float* rows[kRowsAtOnce];
       for (int64_t row = 0; row < tile.count; ++row) rows[row] = products[row];
       multiply(low, b, rank, rows, 0, false);
-      for (int64_t row = 0; row < tile.count; ++row) scatter(part, first + panel, rows[row], out[row]);
+      for (int64_t row = 0; row < tile.count; ++row) scatter(part, panel, rows[row], out[row]);
     }
   }
 
