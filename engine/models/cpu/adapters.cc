@@ -16,7 +16,7 @@ namespace odriver {
 
 constexpr int64_t kHeader = 16;       // words: the bytes of a number, 0 without an adapter, and the rank of each part
 constexpr int kRowsAtOnce = kMaxSums / kPanelVectors;
-constexpr int64_t kTasksOfThread = 4;  // at least, where there are so many panels of outputs
+constexpr int64_t kTilesOfThread = 4;  // at least, or a tile is for several threads
 constexpr int64_t kFetched = 64;      // rows of panels, ahead of the one that is multiplied
 constexpr int64_t kScattered = -1;
 
@@ -121,20 +121,20 @@ class Adapters {
   }
 
   void add() const {
-    const int64_t panels = panels_of(columns_);
-    if (tiles_.empty()) return;
-    parallel_for(int64_t(tiles_.size()) * panels, [&](int64_t task) {
-      const Tile& tile = tiles_[task / panels];
-      tile.slot.is_narrow() ? multiply_a<uint16_t>(tile, task % panels) : multiply_a<float>(tile, task % panels);
-    });
-    // A task is of one tile, as its b is then read as one piece.
-    const int64_t tiles = tiles_.size(), wanted = kTasksOfThread * team().size();
-    const int64_t pieces = std::max<int64_t>(1, wanted / (tiles * outputs_.parts));
-    parallel_for(tiles * outputs_.parts * pieces, [&](int64_t task) {
-      const Tile& tile = tiles_[task / (outputs_.parts * pieces)];
-      const int64_t part = task / pieces % outputs_.parts, piece = task % pieces, count = panels_of(outputs_.count(part));
-      const int64_t begin = count * piece / pieces, end = count * (piece + 1) / pieces;
-      tile.slot.is_narrow() ? multiply_b<uint16_t>(tile, part, begin, end) : multiply_b<float>(tile, part, begin, end);
+    const int64_t tiles = tiles_.size(), of_a = panels_of(columns_), of_b = panels_before(outputs_.parts);
+    if (tiles >= kTilesOfThread * team().size()) {  // a tile's factors are then read as one piece
+      parallel_for(tiles, [&](int64_t tile) {
+        for (int64_t panel = 0; panel < of_a; ++panel) multiply_a(tiles_[tile], panel);
+        multiply_b(tiles_[tile], 0, of_b);
+      });
+      return;
+    }
+    if (tiles == 0) return;
+    parallel_for(tiles * of_a, [&](int64_t task) { multiply_a(tiles_[task / of_a], task % of_a); });
+    const int64_t pieces = (kTilesOfThread * team().size() + tiles - 1) / tiles;
+    parallel_for(tiles * pieces, [&](int64_t task) {
+      const int64_t piece = task % pieces;
+      multiply_b(tiles_[task / pieces], of_b * piece / pieces, of_b * (piece + 1) / pieces);
     });
   }
 
@@ -164,8 +164,19 @@ class Adapters {
     if (count > 0) columns_ = std::max(columns_, up_to_vector(factors.before(outputs_.parts)));
   }
 
-  template <typename Stored>
+  // Of the outputs of the parts before one.
+  int64_t panels_before(int64_t part) const {
+    int64_t sum = 0;
+    for (int64_t each = 0; each < part; ++each) sum += panels_of(outputs_.count(each));
+    return sum;
+  }
+
   void multiply_a(const Tile& tile, int64_t panel) const {
+    tile.slot.is_narrow() ? multiply_a_of<uint16_t>(tile, panel) : multiply_a_of<float>(tile, panel);
+  }
+
+  template <typename Stored>
+  void multiply_a_of(const Tile& tile, int64_t panel) const {
     const int64_t left = tile.slot.before(outputs_.parts) - panel * kPanelWidth;
     if (left <= 0) return;
     const float* x[kRowsAtOnce];
@@ -179,9 +190,18 @@ class Adapters {
     multiply(x, tile.slot.a<Stored>(panel), all_.depth, low, panel * kPanelWidth, false);
   }
 
-  // Adds the products with some panels of a part's b.
+  // Adds the products with some panels of all parts' b.
+  void multiply_b(const Tile& tile, int64_t begin, int64_t end) const {
+    for (int64_t part = 0; part < outputs_.parts; ++part) {
+      const int64_t before = panels_before(part), count = panels_of(outputs_.count(part));
+      const int64_t first = std::max<int64_t>(begin - before, 0), last = std::min(end - before, count);
+      if (first >= last) continue;
+      tile.slot.is_narrow() ? multiply_b_of<uint16_t>(tile, part, first, last) : multiply_b_of<float>(tile, part, first, last);
+    }
+  }
+
   template <typename Stored>
-  void multiply_b(const Tile& tile, int64_t part, int64_t begin, int64_t end) const {
+  void multiply_b_of(const Tile& tile, int64_t part, int64_t begin, int64_t end) const {
     const int64_t rank = tile.slot.rank(part);
     if (rank == 0) return;
     const float* low[kRowsAtOnce];
