@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as ListOf
 from functools import partial
 from typing import NamedTuple
 
@@ -14,10 +15,14 @@ from driver.open_requests import OpenRequest, OpenRequests
 from driver.stages.queues import TurnQueue
 from driver.stages.stage import Stage
 from driver.thread_messages import Admit
+from engine.scheduling.sequence import Sequence
 from engine.structured_outputs import StructuredOutputsParams
 
 NUM_THREADS = (1,) * len(TIERS)
 """Grammars compiled at a time, by tier."""
+MOST_INDEXED = 4096
+"""Of a request's earlier texts, the last tokens that are indexed for it: milliseconds, and half a
+megabyte."""
 
 
 class _GrammarRequest(NamedTuple):
@@ -39,13 +44,19 @@ class CompileGrammars:
     Clients take turns (see TurnQueue). Each grammar is tried for a moment; one that takes longer
     moves to a lane of a higher tier, so that quick grammars never wait for slow ones. A grammar
     that several requests need is compiled once; one that cannot be compiled ends only the requests
-    that ask for it. At most ``max_queued`` requests wait, as many as may be open.
+    that ask for it. At most ``max_queued`` requests wait, as many as may be open. ``earlier`` are the
+    engine's texts of earlier requests, with a negative token behind each.
     """
 
     def __init__(
-        self, compiler: GrammarCompiler, open_requests: OpenRequests, post: Callable[[Admit], None], max_queued: int
+        self,
+        compiler: GrammarCompiler,
+        open_requests: OpenRequests,
+        post: Callable[[Admit], None],
+        max_queued: int,
+        earlier: Callable[[Sequence], ListOf[int]],
     ) -> None:
-        self._compiler = compiler
+        self._compiler, self._earlier = compiler, earlier
         self._open_requests = open_requests
         self._post = post
         self._lanes: list[TurnQueue[_GrammarRequest]] = [
@@ -146,7 +157,8 @@ class CompileGrammars:
         give_up_at = time.monotonic() + PATIENCE[item.tier]
         num_drafts = item.admit.opened.params.num_speculative_tokens
         first = item.admit.sequences[0]
-        prompt = None if num_drafts == 0 else self._compiler.index([*first.earlier, *first.prompt_token_ids])
+        earlier = self._earlier(first)[-MOST_INDEXED:]
+        prompt = None if num_drafts == 0 else self._compiler.index([*earlier, *first.prompt_token_ids])
         for sequence in item.admit.sequences:
             tokens, constraint = sequence.output_token_ids, None
             if time.monotonic() < give_up_at:

@@ -105,7 +105,6 @@ from driver.stages.fair_share import most
 from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.safe_thread import SafeThread
 from driver.status import DriverStatus
-from driver.text.earlier_texts import EarlierTexts
 from driver.text.tokenizer import HuggingFaceTokenizer
 from driver.thread_messages import (
     AbortSequences,
@@ -161,11 +160,7 @@ class oDriver:
         most_queued = most(max_queued_requests)
         self._on_failure = on_failure
         self._log = RequestLog()
-        earlier = EarlierTexts(self.limits.prompt_lookup_history)
-        self._observers: list[Callable[[OpenRequest, ReturnSample], None]] = [
-            self._log.ended,
-            lambda request, _: _keep_texts(request, earlier),
-        ]
+        self._observers: list[Callable[[OpenRequest, ReturnSample], None]] = [self._log.ended]
         self._summaries: BoundedQueue[Summary] = BoundedQueue(MAX_SUMMARIES)
         self._execution = ExecutionLoop(engine, self._summaries)
         post = self._execution.inbox.put
@@ -175,9 +170,9 @@ class oDriver:
         self._add_adapter = engine.add_adapter
         self._open_requests = OpenRequests(self._tell_observers, self.adapters.release)
         self._grammar_compiler = GrammarCompiler(tokenizer, self.limits)
-        self._compile = CompileGrammars(self._grammar_compiler, self._open_requests, post, most_queued)
+        self._compile = CompileGrammars(self._grammar_compiler, self._open_requests, post, most_queued, engine.earlier)
         self._prepare = PrepareInputs(
-            tokenizer, self.limits, self._open_requests, post, 2 * most_queued, self._compile.submit, earlier
+            tokenizer, self.limits, self._open_requests, post, 2 * most_queued, self._compile.submit
         )
         self._updates = WeightUpdates(engine, post)
         self.request_metrics = RequestMetrics(self.limits.max_model_len)
@@ -437,12 +432,6 @@ class oDriver:
         for thread in left:
             logger.error("thread %s still runs %g seconds after it was told to stop", thread.name, timeout)
         return not left
-
-
-def _keep_texts(request: OpenRequest, earlier: EarlierTexts) -> None:
-    """What a request that has ended has said is kept for drafts of later ones."""
-    for sequence in request.sequences:
-        earlier.add(sequence.salt, sequence.prompt_token_ids, sequence.output_token_ids)
 
 
 def _with_end_token(limits: ServingLimits, tokenizer: HuggingFaceTokenizer) -> ServingLimits:

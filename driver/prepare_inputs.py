@@ -16,7 +16,6 @@ from driver.resumption import read_again, resume
 from driver.stages.queues import TurnQueue
 from driver.stages.stage import Stage
 from driver.text.detokenizer import PROMPT_TAIL
-from driver.text.earlier_texts import EarlierTexts
 from driver.text.tokenizer import HuggingFaceTokenizer, answer_tokenizer, check_in_vocabulary, prompt_token_ids
 from driver.thread_messages import Admit, Opened
 from engine.config import ServingLimits
@@ -40,8 +39,7 @@ class PrepareInputs:
 
     Clients take turns (see TurnQueue), and long prompts have a lane and a thread of their own: so
     neither many requests of one client nor a text of megabytes delays the others. An exception
-    from one request ends that request alone. Sequences are given what ``earlier`` has of their salt.
-    ``post`` puts an Admit into the inbox of the
+    from one request ends that request alone. ``post`` puts an Admit into the inbox of the
     execution thread, ``compile_grammar`` one with structured outputs into the compile stage.
     """
 
@@ -53,12 +51,11 @@ class PrepareInputs:
         post: Callable[[Admit], None],
         max_queued: int,
         compile_grammar: Callable[[Admit], None],
-        earlier: EarlierTexts,
     ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
         self._defaults = {name: value for name, value in limits.default_sampling_params.items() if name != "max_tokens"}
-        self._open_requests, self._earlier = open_requests, earlier
+        self._open_requests = open_requests
         self._post = post
         self._compile_grammar = compile_grammar
         self._lanes: list[TurnQueue[PreparableRequest]] = [
@@ -166,7 +163,6 @@ class PrepareInputs:
         seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
         request.num_samples = params.n
         salt = self._salt(request, params)
-        earlier = () if params.num_speculative_tokens == 0 else self._earlier.of(salt)
         sequences = []
         for index in range(params.n):
             sequence = Sequence(
@@ -180,7 +176,6 @@ class PrepareInputs:
                 client=request.request.client,
                 user=request.request.user,
                 salt=salt,
-                earlier=earlier,
                 adapter_id=0 if request.adapter is None else request.adapter.uid,
             )
             sequences.append(sequence)

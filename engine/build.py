@@ -24,6 +24,7 @@ from engine.progress import Progress
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.estimates.step_costs import StepCosts
 from engine.scheduling.host_cache.copy_cost import CopyCost
+from engine.scheduling.prefixes.earlier_texts import EarlierTexts
 from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence_memory import SequenceMemory
@@ -73,7 +74,7 @@ class CompiledSteps:
             slots = HBMPageManager(pool.num_slots, None if of_states is None else of_states.tier())
             states = SequenceStates(slots, shapes.cache.page_size, config.max_num_seqs)
         scheduler = InferenceScheduler(
-            SequenceMemory(pages, shapes.groups, states, _copy_cost(shapes)),
+            SequenceMemory(pages, shapes.groups, states, _copy_cost(shapes), EarlierTexts(shapes.slots.num_earlier)),
             adapters=AdapterSlots(0 if shapes.adapters is None else shapes.adapters.max_loras),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -100,7 +101,6 @@ class CompiledSteps:
                 max_num_seqs=config.max_num_seqs,
                 num_speculative_tokens=shapes.num_drafts,
                 prompt_lookup=spec.lookup_sizes if spec is not None and spec.method == NGRAM else None,
-                prompt_lookup_history=0 if spec is None else spec.prompt_lookup_history or 0,
             ),
             run_ahead=config.run_ahead,
             max_failures_in_a_row=MAX_FAILURES_IN_A_ROW if config.hosts is None else 1,

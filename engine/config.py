@@ -297,6 +297,11 @@ class EngineConfig:
         )
 
     def _check_speculation(self) -> None:
+        if self.speculation is not None and self.speculation.prompt_lookup_history and not self.enable_prefix_caching:
+            raise ConfigurationError(
+                "speculative_config: prompt_lookup_history keeps texts of requests that share prefixes: set "
+                "enable_prefix_caching, or leave it out"
+            )
         if self.speculation is not None and self.speculation.num_speculative_tokens >= self.max_num_batched_tokens:
             raise ConfigurationError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, and a row with all of its drafts has "
@@ -392,8 +397,6 @@ class ServingLimits(msgspec.Struct, frozen=True):
     """Drafts that a sequence has in a step at most."""
     prompt_lookup: tuple[int, int] | None = None
     """The fewest and the most tokens of the n-grams that are its drafts; None with other drafts."""
-    prompt_lookup_history: int = 0
-    """Tokens of earlier requests that n-grams are looked for in, too."""
 
     def __post_init__(self) -> None:
         count = len(self.eos_token_ids)

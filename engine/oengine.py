@@ -6,6 +6,7 @@ What a failed step costs is in engine/failures.py.
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as ListOf
 from typing import Any
 
 from caching.page_manager import HBMPageManager
@@ -146,8 +147,13 @@ class oEngine:
         self._residence.replace_weights(staged, name, keep_cache=keep_cache)
         self._forget_logits()
 
+    def earlier(self, sequence: Sequence) -> ListOf[int]:
+        """Texts of earlier sequences of its salt, NO_DRAFT behind each; on any thread."""
+        return self._scheduler.memory.earlier.of(sequence)
+
     def reset_prefix_cache(self) -> int:
-        """Forget the contents of all pages; returns how many had any. Sequences keep theirs."""
+        """Forget the contents of all pages, and earlier texts; returns how many pages had any.
+        Sequences keep theirs."""
         return self._scheduler.memory.forget_all()
 
     def wake(self, *, weights: bool = True, pages: bool = True) -> None:
@@ -255,7 +261,7 @@ class oEngine:
         """The counters and gauges of this moment."""
         states, adapters = self._states, self._scheduler.adapters
         host: dict[str, Any] = {} if self._host is None else self._host.stats()
-        drafts = self._scheduler.speculation
+        drafts, earlier = self._scheduler.speculation, self._scheduler.memory.earlier
         return EngineStats(
             running=self._scheduler.num_running,
             max_num_seqs=self.limits.max_num_seqs,
@@ -266,6 +272,8 @@ class oEngine:
             pages_owned=self._pages.num_owned,
             **host,
             **({} if drafts is None else drafts.stats()),
+            earlier_tokens=earlier.num_kept,
+            earlier_salts=earlier.num_salts,
             **self._log.stats(),
             **self._residence.stats(),
             preemptions=self._scheduler.preemptions.total(),
@@ -298,6 +306,7 @@ class oEngine:
         """Free the host memory of adapters that no sequence has any more."""
         for uid in self._scheduler.adapters.take_forgotten():
             self._runner.remove_adapter(uid)
+            self._scheduler.memory.earlier.forget_adapter(uid)
 
     def _dispatch(self, plan: NextIterationPlan, planning: float) -> None:
         """``planning`` are the seconds that it took to plan. A plan without rows is no step."""

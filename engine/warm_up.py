@@ -53,7 +53,9 @@ def warm_up(engine: oEngine) -> None:
         SamplingParams(top_k=1, presence_penalty=1, logit_bias={0: 1}, prompt_logprobs=0),
     ):
         any_token = _AnyToken(engine.limits.vocab_size)
-        sequence = Sequence("warm-up", prompt, params, frozenset(), tokens - len(prompt), seed=0, constraint=any_token)
+        sequence = Sequence(
+            "warm-up", prompt, params, frozenset(), tokens - len(prompt), seed=0, salt=None, constraint=any_token
+        )
         engine.add(sequence)
         while engine.has_work:
             for output in engine.step():

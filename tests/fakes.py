@@ -188,6 +188,10 @@ class FakeEngine:
         assert not self._in_flight
         self.num_kept_pages = 0
 
+    def earlier(self, sequence: Sequence) -> list[int]:  # noqa: ARG002 - nobody has any
+        """It keeps no texts."""
+        return []
+
     def reset_prefix_cache(self) -> int:
         kept, self.num_kept_pages = self.num_kept_pages, 0
         return kept

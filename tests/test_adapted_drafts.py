@@ -46,4 +46,8 @@ def test_requests_with_adapters_and_drafts_are_given_what_torch_gives(tmp_path, 
     for number, case in enumerate(cases):
         answers.assert_golden(str(number), case, TOLERANCE)
     assert engine.stats().num_draft_tokens > 10
+    assert (engine.stats().earlier_salts == len(uids)) == (method == "ngram")
+    for uid in filter(None, uids.values()):
+        engine.remove_adapter(uid)
+    assert engine.stats().earlier_salts == (method == "ngram")  # of the model itself
     assert engine.stats().num_accepted_tokens > 0 or method in HEADS  # of which no weight is trained

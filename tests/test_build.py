@@ -1,6 +1,8 @@
 """build_engine: from a model directory to an engine that is ready, or words that say why not."""
 
 import dataclasses
+import math
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -11,7 +13,7 @@ from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensor
 from jax.errors import JaxRuntimeError
 
 from engine import build, served_model
-from engine.build import build_engine
+from engine.build import build_engine, planned
 from engine.config import EngineConfig
 from engine.device_errors import device_errors
 from engine.errors import ConfigurationError, DevicesUnavailable
@@ -20,6 +22,7 @@ from engine.models.partition import Partition
 from engine.models.weights.weight_format import Layout
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
+from engine.speculation.history import new_history
 from engine.step import page_budget as memory
 from engine.step.backend import choose_backend, xla_backend
 from engine.step.compilation import num_compilations
@@ -197,6 +200,19 @@ def test_what_cannot_be_served_is_said_before_anything_is_loaded(directory, sett
         build_engine(build_config(directory, **settings), reports.append)
 
     assert {report.stage for report in reports} <= {"preparing kernels"}
+
+
+def test_room_for_earlier_texts_is_taken_from_the_pages(directory):
+    """As much as they take on the device, which a plan says too."""
+    settings = '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_history": %d}'
+    none, some = (
+        planned(served_model.served_model(build_config(directory, speculative_config=config)), 10**9)[1]
+        for config in (None, settings % 5000)
+    )
+
+    assert none.earlier_bytes == 0 and some.reserved - none.reserved == some.earlier_bytes
+    room = [jax.eval_shape(partial(new_history, 3, 64, 2, count)) for count in (0, 5000)]
+    assert some.earlier_bytes == 4 * (math.prod(room[1].ids.shape) - math.prod(room[0].ids.shape)) > 0
 
 
 WORDS = "RESOURCE_EXHAUSTED: Out of memory allocating 1234 bytes.\nAnd much more."

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from driver import compile_grammars
-from driver.compile_grammars import CompileGrammars
+from driver.compile_grammars import MOST_INDEXED, CompileGrammars
 from driver.errors import Overloaded
 from driver.grammars.compiler import LAST, GrammarRefused
 from driver.grammars.constraint import CompiledGrammar
@@ -77,7 +77,8 @@ class Stage:
         self.told: queue.SimpleQueue = queue.SimpleQueue()
         self.open_requests = OpenRequests()
         self.admitted: queue.SimpleQueue[Admit] = queue.SimpleQueue()
-        self.stage = CompileGrammars(self.grammars, self.open_requests, self.admitted.put, 64)
+        self.earlier = list(range(MOST_INDEXED + 5))
+        self.stage = CompileGrammars(self.grammars, self.open_requests, self.admitted.put, 64, lambda _: self.earlier)
         self.threads = [SafeThread("compile", run, lambda *_: None) for run in self.stage.runs]
         for thread in self.threads:
             thread.start()
@@ -130,8 +131,16 @@ def test_all_samples_of_a_request_share_one_grammar_and_one_account(stage):
     constraints = [sequence.constraint for sequence in admit.sequences]
     assert len({id(allowance) for _, allowance, _ in constraints}) == 1
     assert other.sequences[0].constraint[1] is not constraints[0][1]
-    assert stage.grammars.prompt == other.sequences[0].prompt_token_ids
     assert stage.grammars.next() == "x" and stage.grammars.log.empty()
+
+
+def test_what_a_prompt_and_the_last_of_earlier_texts_say_is_looked_in_for_guesses(stage):
+    """No more of the texts than takes milliseconds to index, as the thread has other requests too."""
+    stage.submit("one", "x")
+    admit = stage.admitted.get(timeout=PATIENCE)
+
+    assert stage.grammars.prompt == [*stage.earlier[-MOST_INDEXED:], *admit.sequences[0].prompt_token_ids]
+    assert len(stage.earlier) > MOST_INDEXED
 
 
 def test_clients_take_turns(stage):

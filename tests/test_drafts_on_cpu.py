@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from caching.cpu_kernels import KernelsUnavailable
 from engine.sampling.sampler_inputs import PARAMETERS, SamplerInputs, pack_inputs
+from engine.scheduling.sequence import NO_DRAFT
 from engine.speculation import cpu_verification
 from engine.speculation.drafter import drafter_of
-from engine.speculation.history import NO_DRAFT, own_width
+from engine.speculation.history import own_width
 from engine.speculation.speculative_config import SpeculativeConfig
 from engine.speculation.verification import verify
 from engine.step.cpu import unpack as cpu_unpack

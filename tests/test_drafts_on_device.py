@@ -41,7 +41,7 @@ def test_drafts_are_what_followed_the_latest_of_the_longest_runs(rows, sizes):
     for row, tokens in enumerate(rows):
         ids[row, : len(tokens)] = tokens
         ids[row, len(tokens) :] = tokens[0]
-    found = _look_up(jnp.asarray(ids), jnp.asarray([len(tokens) for tokens in rows]), COUNT, shortest, longest)
+    found, _ = _look_up(jnp.asarray(ids), jnp.asarray([len(tokens) for tokens in rows]), COUNT, shortest, longest)
 
     assert found.tolist() == [plain_look_up(tokens, COUNT, shortest, longest) for tokens in rows]
 
@@ -58,6 +58,18 @@ def plain_look_up_in_all(own, earlier, count, shortest, longest):
                 drafts = left[: left.index(NO_DRAFT)][:count]
                 return drafts + [NO_DRAFT] * (count - len(drafts))
     return [NO_DRAFT] * count
+
+
+def _longest_run(own, tokens, longest):
+    """Of the last tokens of a row, those that something follows in a text."""
+    ends = range(1, len(tokens))
+    runs = [
+        size
+        for size in range(1, longest + 1)
+        for end in ends
+        if own[-size:] == tokens[max(0, end - size) : end] and size <= len(own) and tokens[end] != NO_DRAFT
+    ]
+    return max(runs, default=0)
 
 
 @given(
@@ -81,11 +93,12 @@ def test_earlier_texts_are_looked_in_as_if_they_were_said_before(rows, sizes):
         ids[row, WIDTH : WIDTH + len(earlier[row])] = earlier[row]
 
     lengths = jnp.asarray([len(own) for own, _ in rows])
-    found = _look_up(jnp.asarray(ids), lengths, COUNT, *sizes, WIDTH + 4)
+    found, are_earlier = _look_up(jnp.asarray(ids), lengths, COUNT, *sizes, WIDTH + 4)
 
-    assert found.tolist() == [
-        plain_look_up_in_all(own, texts, COUNT, *sizes) for (own, _), texts in zip(rows, earlier, strict=True)
-    ]
+    both = [(own, texts) for (own, _), texts in zip(rows, earlier, strict=True)]
+    assert found.tolist() == [plain_look_up_in_all(own, texts, COUNT, *sizes) for own, texts in both]
+    runs_in = [[_longest_run(own, tokens, sizes[1]) for tokens in (own, texts)] for own, texts in both]
+    assert are_earlier.tolist() == [sizes[0] <= there > here for here, there in runs_in]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +108,7 @@ def test_what_goes_round_is_drafted_as_a_loop(tokens, drafts):
     """Though its last round is cut off by the end of the text."""
     ids = jnp.asarray([tokens + [0] * (WIDTH - len(tokens))])
 
-    assert _look_up(ids, jnp.asarray([len(tokens)]), COUNT, 1, 3).tolist() == [drafts]
+    assert _look_up(ids, jnp.asarray([len(tokens)]), COUNT, 1, 3)[0].tolist() == [drafts]
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])

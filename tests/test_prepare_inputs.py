@@ -16,7 +16,6 @@ from driver.open_requests import OpenRequest, OpenRequests
 from driver.prepare_inputs import PrepareInputs
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
 from driver.stages.safe_thread import SafeThread
-from driver.text.earlier_texts import EarlierTexts
 from driver.thread_messages import Admit
 from engine.config import ServingLimits
 from engine.request_limits import MAX_PROMPT_LOGPROBS, MAX_SEED
@@ -39,7 +38,6 @@ class Stage:
         self.outcomes: queue.SimpleQueue[Admit | ReturnSample] = queue.SimpleQueue()
         self.to_compile: queue.SimpleQueue[Admit] = queue.SimpleQueue()
         self.open_requests = OpenRequests()
-        self.earlier = EarlierTexts(100)
         self.stage = PrepareInputs(
             tokenizer or FakeTokenizer(),
             msgspec.structs.replace(LIMITS, default_sampling_params=defaults or {}),
@@ -47,7 +45,6 @@ class Stage:
             self.outcomes.put,
             max_queued,
             self.to_compile.put,
-            self.earlier,
         )
         self.threads = [SafeThread("prepare", run, on_death=lambda *_: None) for run in self.stage.runs]
         if started:
@@ -402,7 +399,7 @@ def test_many_log_probabilities_of_a_long_prompt_are_refused() -> None:
     limits = ServingLimits(max_model_len=20_000, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
     outcomes: queue.SimpleQueue[Admit | ReturnSample] = queue.SimpleQueue()
     requests = OpenRequests()
-    prepare = PrepareInputs(FakeTokenizer(), limits, requests, outcomes.put, 8, outcomes.put, EarlierTexts(0))
+    prepare = PrepareInputs(FakeTokenizer(), limits, requests, outcomes.put, 8, outcomes.put)
     most = MAX_PROMPT_LOGPROBS // 21
 
     for name, length in (("fits", most), ("too many", most + 1)):
@@ -458,24 +455,3 @@ def test_what_is_cut_may_be_longer_than_the_context_but_not_by_far(stage: Stage)
         prompt="x", params={"truncate_prompt_tokens": 0}
     )
     assert len(stage.sequence(prompt="x" * 200, params=params).prompt_token_ids) == 5
-
-
-def test_a_sequence_is_given_earlier_texts_of_its_tenant_and_salt_alone() -> None:
-    """And none where it shares no pages, or asks for no drafts."""
-    stage = Stage()
-    mine: dict[str, Any] = {"tenant": "a", "params": {"cache_salt": "s"}}
-    said = stage.sequence(request_id="said", prompt="ab", **mine)
-    stage.earlier.add(said.salt, said.prompt_token_ids, [7, 8])
-
-    assert list(stage.sequence(request_id="next", prompt="c", **mine).earlier) == [*said.prompt_token_ids, 7, 8, -1]
-    others: dict[str, Any]
-    for number, others in enumerate(
-        (
-            {"tenant": "b", "params": {"cache_salt": "s"}},
-            {"tenant": "a"},
-            {"tenant": "a", "params": {"cache_salt": "s", "enable_prefix_caching": False}},
-            {"tenant": "a", "params": {"cache_salt": "s", "num_speculative_tokens": 0}},
-        )
-    ):
-        assert not stage.sequence(request_id=str(number), prompt="ab", **others).earlier
-    stage.stop()

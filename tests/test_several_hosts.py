@@ -193,6 +193,34 @@ def test_two_processes_have_each_their_part_of_a_draft_model(place: Path, alone:
     assert after["num_accepted_tokens"]
 
 
+@pytest.mark.thorough
+def test_two_processes_draft_from_the_same_earlier_requests(place: Path, alone: list[Any], tmp_path: Path) -> None:
+    """Asked again they have drafts of the first answers, and none when these are forgotten; always what one process gives
+    without drafts. Where the processes differed the second would end."""
+    config = '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3, "prompt_lookup_history": 400}'
+    together = ["--coordinator-address", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
+    flags = [*together, "--speculative-config", config]
+    directory = made(place / tmp_path.name)
+    two = [Process(directory, *flags, "--process-id", str(number)) for number in range(2)]
+    try:
+        given, kept = [], []
+        with ControlClient(two[0].address) as control:
+            for _ in range(2):
+                given += [answers(two[0].address), answers(two[0].address)]
+                kept.append(control.status()["earlier_tokens"])
+                control.reset_prefix_cache()
+            after = control.status()
+        two[0].signal(signal.SIGTERM)
+        ends = [process.wait() for process in two]
+    finally:
+        for process in two:
+            process.end()
+
+    assert [list(map(tokens, each)) for each in given] == [list(map(tokens, alone))] * 4, two[0].log()
+    assert ends == [STOPPED, STOPPED], two[0].log() + two[1].log()
+    assert after["num_earlier_accepted_tokens"] and min(kept) > 20 and after["earlier_tokens"] == 0
+
+
 def made(directory: Path) -> Path:
     """An empty directory."""
     directory.mkdir()

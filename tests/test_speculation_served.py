@@ -3,6 +3,7 @@
 import dataclasses
 import queue
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -137,3 +138,27 @@ def test_a_tenant_has_drafts_of_its_own_earlier_texts_alone(ours: Served, monkey
         assert len({text for text, _ in texts}) == 1
         first, again, others, others_again = accepted
         assert min(again, others_again) > 10 > max(first, others), accepted
+    assert ours.driver.status().num_earlier_accepted_tokens > 10  # of the first form alone
+
+
+@pytest.mark.parametrize("command", ["reset", "sleep", "sleep more deeply", "pause"])
+def test_what_empties_the_prefix_cache_forgets_earlier_texts(ours: Served, command: str) -> None:
+    """By whatever road an operator asks for it; the next request has them anew."""
+    ask = partial(ours.ask, temperature=1.0, seed=5, max_tokens=30, cache_salt="forget")
+    text, driver, done = ask(), ours.driver, queue.SimpleQueue[ReturnSample]()
+    assert driver.status().earlier_tokens > 30
+
+    match command:
+        case "reset":
+            driver.reset_prefix_cache("1", done)
+        case "sleep" | "sleep more deeply":
+            driver.sleep("1", done, level=1 if command == "sleep" else 2)
+        case "pause":
+            driver.pause("1", done, "keep", clear_cache=True)
+    assert done.get(timeout=PATIENCE).error is None
+    status = driver.status()
+    driver.wake("2", done) if "sleep" in command else driver.resume("2", done)
+
+    assert (status.earlier_tokens, status.earlier_salts) == (0, 0)
+    assert done.get(timeout=PATIENCE).error is None
+    assert ask() == text and driver.status().earlier_salts == 1

@@ -110,3 +110,12 @@ def test_a_wrong_key_is_named(given: str, complaint: str) -> None:
         EngineConfig(speculative_config=given)
 
     assert str(refusal.value).startswith("speculative_config") and complaint in str(refusal.value)
+
+
+def test_texts_are_not_kept_where_prefixes_are_not_shared() -> None:
+    """They would be nobody's; without them there are n-grams all the same."""
+    config = '{"method": "ngram", "num_speculative_tokens": 3%s}'
+
+    with pytest.raises(ConfigurationError, match=r"prompt_lookup_history keeps texts .* set enable_prefix_caching"):
+        EngineConfig(speculative_config=config % ', "prompt_lookup_history": 9', enable_prefix_caching=False)
+    assert EngineConfig(speculative_config=config % "", enable_prefix_caching=False).speculation is not None

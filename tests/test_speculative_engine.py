@@ -2,6 +2,7 @@
 steps that takes."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -15,12 +16,12 @@ from engine.build import build
 from engine.config import EngineConfig
 from engine.device_errors import DeviceError
 from engine.sampling_params import SamplingParams
-from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence import Sequence, SequenceOutput
 from engine.step.execution_manager import ExecutionManager
 
 SPECULATION = (
     '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1, '
-    '"prompt_lookup_history": 40}'
+    '"prompt_lookup_history": 140}'
 )
 MAX_MODEL_LEN, MAX_NUM_SEQS, MOST_DRAFTS = 96, 12, 4
 SIZES = {
@@ -62,10 +63,11 @@ def build_engine(model, speculation, **settings):
     return engine
 
 
-def build_sequences(seed, count, vocabulary, constrained=(3,)):
+def build_sequences(seed, count, vocabulary, constrained=(3,), salts=(b"", b"", b"another", None)):
     """Requests with every parameter that changes tokens, and some with masks that are late and force tokens, or say so.
 
-    Their prompts go round in loops, and what has few tokens to choose among does so, too.
+    Their prompts go round in loops, and what has few tokens to choose among does so, too. Some ask for what one before
+    has asked for.
     """
     rng, sequences = random.Random(seed), []
     for number in range(count):
@@ -90,31 +92,25 @@ def build_sequences(seed, count, vocabulary, constrained=(3,)):
         stops = frozenset(rng.sample(range(vocabulary), 2))
         most = min(60, MAX_MODEL_LEN - len(prompt))
         kind = MostTokens if number % 10 == 8 else ForcedTokens
-        earlier = [] if rng.random() < 0.5 else [rng.choice([-1, *loop]) for _ in range(rng.randint(1, 60))]
-        sequences.append(
-            Sequence(
-                str(number),
-                prompt,
-                params,
-                stops,
-                rng.randint(5, most),
-                rng.randrange(99),
-                bad_word_token_ids=words,
-                earlier=earlier,
-                constraint=kind(number % 3, vocabulary, MOST_DRAFTS) if number % 5 in constrained else None,
-            )
-        )
-    return sequences
+        asked = prompt, params, stops, rng.randint(5, most), rng.randrange(99), words
+        if sequences and rng.random() < 0.4:
+            asked = rng.choice(sequences[-4:])[1]
+        constraint = kind(number % 3, vocabulary, MOST_DRAFTS) if number % 5 in constrained else None
+        sequence = Sequence(str(number), *asked, salt=rng.choice(salts), constraint=constraint)
+        sequences.append((sequence, asked))
+    return [sequence for sequence, _ in sequences]
 
 
-def answers(engine, sequences, *, at_once=5):
-    """By request: tokens, the ids of its log-probabilities, and how it ended."""
+def answers(engine, sequences, *, at_once=5, between=lambda _: []):
+    """By request: tokens, the ids of its log-probabilities, and how it ended. ``between`` steps something may happen, which
+    may give outputs."""
     got = {sequence.request_id: ([], [], []) for sequence in sequences}
     waiting = list(sequences)
     while engine.has_work or waiting:
+        outputs = between(engine)
         while waiting and len(engine.sequence_ids) < at_once:
             engine.add(waiting.pop(0))
-        for output in engine.step():
+        for output in outputs + engine.step():
             tokens, logprobs, ends = got[output.request_id]
             tokens += output.token_ids
             logprobs += [each.token_ids for each in output.logprobs]
@@ -152,28 +148,84 @@ def test_every_request_is_given_the_same_with_drafts(engines):
     assert stats.compilations_after_ready == 0
 
 
-def test_what_earlier_requests_said_is_drafted_for_those_that_are_given_it(engines):
+def test_what_earlier_requests_said_is_drafted_for_those_that_share_it(engines):
     """A text that was given before takes few steps, also when its sequence is preempted; in the same slots nobody else has
     drafts of it."""
     plain, ours = engines
     params = SamplingParams(temperature=1.0)
 
-    def requests(earlier):
+    def requests(salts):
         prompts = [[number, 7 * number % 97, 5] for number in range(6)]
         return [
-            Sequence(str(number), prompt, params, frozenset(), 30, number, salt=None, earlier=earlier.get(number, ()))
-            for number, prompt in enumerate(prompts)
+            Sequence(str(number), prompt, params, frozenset(), 30, number, salt=salt)
+            for number, (prompt, salt) in enumerate(zip(prompts, salts, strict=True))
         ]
 
-    expected = answers(plain, requests({}))
-    told = {number: [number, 5, *expected[str(number)][0], -1] for number in range(6)}
-    accepted = []
-    for earlier in ({}, told, {}):
-        before = ours.stats().num_accepted_tokens
-        assert answers(ours, requests(earlier)) == expected
-        accepted.append(ours.stats().num_accepted_tokens - before)
+    own = [b"of %d" % number for number in range(6)]
+    expected, accepted, earlier = answers(plain, requests(own)), [], []
+    for salts in (own, own, [None] * 6):
+        before = ours.stats()
+        assert answers(ours, requests(salts)) == expected
+        after = ours.stats()
+        accepted.append(after.num_accepted_tokens - before.num_accepted_tokens)
+        earlier.append(after.num_earlier_accepted_tokens - before.num_earlier_accepted_tokens)
 
     assert accepted[1] > 90 and accepted[0] == accepted[2] < 30  # of 174; with steps ahead not all are known in time
+    assert earlier[0] == earlier[2] == 0 and accepted[1] - 30 < earlier[1] <= accepted[1]
+
+
+FEW = {
+    "one step ahead, few pages": (),
+    "no step ahead": pytest.mark.thorough,
+    "states of delta nets, three steps ahead": pytest.mark.thorough,
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=FEW.get(case, pytest.mark.exhaustive)) for case in CASES])
+def test_whatever_others_said_and_whatever_happens_the_tokens_are_the_same(tmp_path, case):
+    """As of requests that share nothing, while the cache is reset or lost, requests end in the midst, are preempted and
+    asked again, and the engine sleeps. And what is forgotten is forgotten."""
+    variant, settings = CASES[case]
+    layers = {"num_hidden_layers": 1} if variant == "llama2" else {}
+    model = build_checkpoint(tmp_path, variant, max_position_embeddings=MAX_MODEL_LEN, **layers)
+    engine, happened = build_engine(model, SPECULATION, **settings), Counter()
+    happens = ("reset", "ended", "lost", "ended", "ended")
+
+    def disturb(engine):
+        number = happened["step"] = happened["step"] + 1
+        what = happens[number // 40 % len(happens)] if number % 40 == 0 else "nothing" if engine.has_work else "sleep"
+        outputs = []
+        if what == "reset":
+            engine.reset_prefix_cache()
+        elif what == "lost":
+            outputs = engine.settle()
+            engine.forget_cache()
+        elif what == "ended" and engine.sequence_ids:
+            name = engine.sequence_ids[-1]
+            engine.finish(name)
+            outputs = [SequenceOutput(name, [], "abort")]
+        elif what == "sleep" and number % 3 == 0:
+            engine.sleep()
+            engine.wake()
+        else:
+            return []
+        happened[what] += 1
+        assert what == "ended" or engine.stats().earlier_tokens == 0
+        return outputs
+
+    expected = answers(engine, build_sequences(3, 40, engine.limits.vocab_size, salts=[None]))
+    assert engine.stats().earlier_tokens == 0
+    for at_once, salts in ((5, [b"", b"", b"another", None]), (1, [b""])):
+        sequences = build_sequences(3, 40, engine.limits.vocab_size, salts=salts)
+        for name, got in answers(engine, sequences, at_once=at_once, between=disturb).items():
+            if got[2] == ["abort"]:
+                assert all(theirs[: len(ours)] == ours for ours, theirs in zip(got[:2], expected[name], strict=False))
+            else:
+                assert got == expected[name]
+
+    stats = engine.stats()
+    assert stats.num_earlier_accepted_tokens > 0 and stats.compilations_after_ready == 0
+    assert set(happened) == {"step", "reset", "lost", "ended", "sleep"}
 
 
 def test_rows_with_constraints_are_given_the_same_with_the_tokens_that_these_force(engines):

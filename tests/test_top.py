@@ -58,6 +58,9 @@ def test_drafts_are_shown_where_there_may_be_any() -> None:
     now = build_status(num_drafts=10, num_draft_tokens=40, num_accepted_tokens=18, num_accepted_tokens_per_pos=(9, 5))
 
     assert "20.0 tokens a second, 45% accepted, 2.80 tokens a row" in shown(before, now)
+    assert "45% accepted (50% of these from earlier requests), 2.80" in shown(
+        before, now | {"num_earlier_accepted_tokens": 9}
+    )
     assert "drafts" in shown(before, before) and "drafts" not in shown(build_status(), build_status())
 
 

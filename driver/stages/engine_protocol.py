@@ -1,6 +1,7 @@
 """The driver's interface of an engine."""
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as ListOf
 from typing import Protocol
 
 from engine.adapters.adapter import Adapter
@@ -49,8 +50,12 @@ class Engine(Protocol):
     def step_seconds(self) -> Mapping[str, Histogram]:
         """Seconds of each step, by phase; any thread may read them."""
 
+    def earlier(self, sequence: Sequence) -> ListOf[int]:
+        """Texts of earlier sequences that shared its prefix cache, with a negative token behind
+        each; any thread may call it."""
+
     def reset_prefix_cache(self) -> int:
-        """Forgets the contents of all pages; how many had any."""
+        """Forgets the contents of all pages, and earlier texts; how many pages had any."""
 
     def compile_staged(self, notify: Callable[[], None]) -> None:
         """Starts to compile the staged functions; ``notify`` asks, on any thread, for

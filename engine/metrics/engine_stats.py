@@ -57,6 +57,14 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Drafts that were the next tokens."""
     num_accepted_tokens_per_pos: tuple[int, ...] = ()
     """The same by the draft's position in its row; as many as a row may have, () without drafts."""
+    num_earlier_draft_tokens: int = 0
+    """Drafts of earlier sequences' texts that were verified, but for those of rows with a grammar."""
+    num_earlier_accepted_tokens: int = 0
+    """Those of them that were the next tokens."""
+    earlier_tokens: int = 0
+    """Tokens of earlier sequences that are kept to draft from."""
+    earlier_salts: int = 0
+    """Salts that have such: tenants, each with its cache salts and adapters."""
     preemptions: int = 0
     preemptions_by_cause: dict[str, int] = {}
     """See engine/scheduling/preemption.py."""

@@ -108,6 +108,9 @@ class ChipPlan(msgspec.Struct, frozen=True):
     num_states: int = 0
     draft_weights: int = 0
     """Bytes of the weights of a draft model; 0 without one."""
+    earlier: int = 0
+    """Bytes of the texts of earlier requests, in which n-grams are looked for; 0 without
+    ``prompt_lookup_history``."""
     adapters: int = 0
     """Bytes of slots for adapters; 0 if none are served."""
     max_loras: int = 0

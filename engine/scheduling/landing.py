@@ -59,6 +59,7 @@ class Landing:
             is_forced = sequence.constraint is not None and row not in plan.guesses
             num_forced = samples - 1 - plan.num_guessed.get(row, 0) if is_forced else None
             speculation.land(sequence, samples, len(result.token_ids[row]), result.drafts[row], num_forced)
+            sequence.has_earlier_drafts = bool(result.of_earlier) and result.of_earlier[row]
         else:
             sequence.num_drafts = 0
 

@@ -189,10 +189,12 @@ class StepResult:
 
     ``logprobs`` are of the tokens of rows that asked for them; ``prompt_logprobs`` are, by row,
     the index of a prompt token, and the log-probabilities from it on. ``drafts`` are, by row, how
-    many drafts there are for the tokens behind these; empty without speculation.
+    many drafts there are for the tokens behind these, and ``of_earlier`` whether they are of earlier
+    texts; empty without speculation.
     """
 
     token_ids: list[list[int]]
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
     drafts: list[int] = field(default_factory=list)
+    of_earlier: list[bool] = field(default_factory=list)

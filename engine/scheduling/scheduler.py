@@ -174,6 +174,7 @@ class InferenceScheduler:
             self._waiting.charge_output(sequence)
         if sequence.status is SequenceStatus.RUNNING:
             self._running.remove(sequence)
+        self.memory.earlier.end(sequence)
         self.adapters.leave(sequence)
         sequence.status = SequenceStatus.FINISHED
         if sequence.constraint is not None:

@@ -13,6 +13,8 @@ from engine.scheduling.constraints.token_constraint import TokenConstraint
 from engine.scheduling.draft_rest import DraftRest
 from engine.scheduling.estimates.recent_share import RecentShare
 
+NO_DRAFT = -1
+"""Instead of a token id: there is no draft, or an earlier text has ended."""
 EXPECTED_ACCEPTANCE = 0.6
 """Of the drafts of a sequence that has had none."""
 
@@ -52,8 +54,6 @@ class Sequence:
     adapter_id: int = 0
     """The ``uid`` of its adapter; 0 is the model alone. Sequences of different adapters have
     different salts."""
-    earlier: ListOf[int] = ()
-    """Texts of earlier requests, NO_DRAFT (-1) behind each, that drafts may be looked for in."""
     constraint: TokenConstraint | None = None
     """What its output has to follow. It has a mask whenever ``awaits_mask`` is false and
     nothing is in flight."""
@@ -72,8 +72,15 @@ class Sequence:
 
     A preempted sequence may have some: it is not admitted again before they have landed.
     """
+    earlier: ListOf[int] = ()
+    """Texts of earlier sequences, NO_DRAFT behind each, that drafts may be looked for in; none without
+    a slot."""
+    began_after: int | None = None
+    """How often texts had been forgotten when it first got a slot."""
     num_drafts: int = 0
     """Drafts that the device had for the tokens behind those that landed last; 0 with a constraint."""
+    has_earlier_drafts: bool = False
+    """Whether these are of earlier texts."""
     expected: ListOf[int] = ()
     """Tokens that its constraint expects behind those that have landed: drafts, if they are right."""
     num_forced: int = 0

@@ -11,6 +11,7 @@ from caching.prefix_cache import in_group
 from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.host_cache.host_pages import HostPages
 from engine.scheduling.plan import NextIterationPlan
+from engine.scheduling.prefixes.earlier_texts import EarlierTexts
 from engine.scheduling.prefixes.prefix_hits import PrefixHits, keys_in_group
 from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.sequence import Sequence
@@ -30,6 +31,7 @@ class SequenceMemory:
     share takes one of the pool for each of its owners, as each will want another in its place.
 
     In a model with recurrent layers a prefix hit also ends where one of the ``states`` is kept.
+    Beside pages sequences share the texts of ``earlier`` ones, for drafts.
     """
 
     def __init__(
@@ -38,8 +40,11 @@ class SequenceMemory:
         groups: CacheGroups,
         states: SequenceStates | None = None,
         cost: CopyCost | None = None,
+        earlier: EarlierTexts | None = None,
     ) -> None:
         self.groups = groups
+        self.earlier = earlier or EarlierTexts()
+        """Texts of sequences that have ended; by default none are kept."""
         self._states = states
         self.host = None if pages.tier is None or cost is None else HostPages(pages.tier, pages, groups, states, cost)
         """The second tier of the prefix cache, if there is one."""
@@ -100,6 +105,7 @@ class SequenceMemory:
         if self._states is not None:
             self._begin_states(self._states, sequence, held)
         self.hits.begin(sequence, exact.held)
+        self.earlier.begin(sequence)
         return True
 
     def grow(self, sequence: Sequence) -> bool:
@@ -140,7 +146,7 @@ class SequenceMemory:
             self.host.cancel(sequence)
         for group, table in enumerate(sequence.pages):
             self._free(group, reversed(table[sequence.first_pages[group] :]))
-        sequence.pages, sequence.first_pages = [], []
+        sequence.pages, sequence.first_pages, sequence.earlier = [], [], ()
         sequence.num_computed_tokens = sequence.num_paged_tokens = 0
 
     def num_exclusive(self, sequences: Iterable[Sequence]) -> int:
@@ -200,12 +206,14 @@ class SequenceMemory:
 
     def forget_all(self) -> int:
         """Empty the prefix cache; returns how many pages it had, those of the host included."""
+        self.earlier.forget_all()
         if self._states is not None:
             self._states.forget_all()
         return self._pages.forget_all() + (0 if self._pages.tier is None else self._pages.tier.forget_all())
 
     def lose_pages(self, *, keep_host: bool) -> None:
         """The device's pages are lost, and unless ``keep_host`` the host's. No sequence has any."""
+        self.earlier.forget_all()
         if self._states is not None:
             self._states.lose_slots()
         self._pages.forget_all()
@@ -215,6 +223,7 @@ class SequenceMemory:
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """Assert that running sequences own their pages, and only they compute prefixes."""
         running = list(running)
+        self.earlier.check_integrity()
         if self.host is not None:
             self.host.check_integrity(running)
         owned: list[int] = []

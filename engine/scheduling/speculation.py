@@ -63,6 +63,9 @@ class Speculation:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.num_accepted_per_pos = [0] * num_speculative_tokens
+        self.num_earlier_draft_tokens = 0
+        """Of earlier texts, as far as the device has found them there."""
+        self.num_earlier_accepted_tokens = 0
 
     def stats(self) -> dict[str, Any]:
         """The part of EngineStats that is about drafts."""
@@ -71,6 +74,8 @@ class Speculation:
             "num_draft_tokens": self.num_draft_tokens,
             "num_accepted_tokens": self.num_accepted_tokens,
             "num_accepted_tokens_per_pos": tuple(self.num_accepted_per_pos),
+            "num_earlier_draft_tokens": self.num_earlier_draft_tokens,
+            "num_earlier_accepted_tokens": self.num_earlier_accepted_tokens,
         }
 
     def passes(self, num_drafts: int) -> int:
@@ -127,6 +132,9 @@ class Speculation:
             self.num_drafts += 1
             self.num_draft_tokens += drafted
             self.num_accepted_tokens += accepted
+            if sequence.has_earlier_drafts and sequence.constraint is None:
+                self.num_earlier_draft_tokens += drafted
+                self.num_earlier_accepted_tokens += accepted
             for place in range(accepted):
                 self.num_accepted_per_pos[place] += 1
         if granted == accepted == 1:

@@ -23,9 +23,10 @@ class DraftModel:
 
     num_drafts: int
 
-    def drafts(self, ids: Array, slots: Array, lengths: Array, looks_up: Array) -> Array:  # noqa: ARG002 - all are made later
+    def drafts(self, ids: Array, slots: Array, lengths: Array, looks_up: Array) -> tuple[Array, Array]:  # noqa: ARG002 - all are made later
         """See Drafter."""
-        return jnp.full((len(lengths), self.num_drafts), DRAFTED_LATER, jnp.int32)
+        later = jnp.full((len(lengths), self.num_drafts), DRAFTED_LATER, jnp.int32)
+        return later, jnp.zeros(len(lengths), bool)
 
 
 def draft_spec(draft: ModelSpec, model: ModelSpec, name: str) -> ModelSpec:

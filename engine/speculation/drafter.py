@@ -14,9 +14,10 @@ class Drafter(Protocol):
     """One method. It drafts when tokens have been verified, as PromptLookup does, from the history
     alone, or has programs that draft in the step that verifies, as DraftModel does."""
 
-    def drafts(self, ids: Array, slots: Array, lengths: Array, looks_up: Array) -> Array:
+    def drafts(self, ids: Array, slots: Array, lengths: Array, looks_up: Array) -> tuple[Array, Array]:
         """i32[rows, num_drafts] what may follow the first i32[rows] ``lengths`` tokens of i32[rows]
-        ``slots`` in i32[slots, width] ``ids``. A lookup has none unless bool[] ``looks_up``.
+        ``slots`` in i32[slots, width] ``ids``, and bool[rows] whether they are of earlier texts. A
+        lookup has none unless bool[] ``looks_up``.
 
         NO_DRAFT is none. DRAFTED_LATER is one that a program writes to the history before it is
         fed, if the step grants it.

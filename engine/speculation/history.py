@@ -21,12 +21,12 @@ from jax import Array
 from numpy.typing import NDArray
 
 from engine.sampling.new_tokens import NewTokens
+from engine.scheduling.sequence import NO_DRAFT
 
-NO_DRAFT = -1
 DRAFTED_LATER = -2
 """Stands for a draft that is made in the step that verifies it."""
 PIECE = 1024
-"""Tokens that one call writes."""
+"""Tokens of a sequence that one call writes; of earlier texts one writes all."""
 PIECE_HEADER = DRAFT_HEADER = 2
 """Before them, and before a row's drafts: the slot, and the place of the first."""
 
@@ -77,7 +77,7 @@ class History:
         return NewTokens(_at(self.ids, slots[:, None], places), counts, owners)
 
     def after(self, piece: Array) -> "History":
-        """The history after a piece of a sequence's tokens that ``pieces`` made."""
+        """The history after a ``piece`` of a slot's tokens."""
         at = (piece[0], piece[1])
         ids = jax.lax.dynamic_update_slice(self.ids, piece[None, PIECE_HEADER:], at)
         return replace(self, ids=ids)
@@ -104,6 +104,11 @@ def earlier_width(num_tokens: int) -> int:
     return -(-(num_tokens + 1) // PIECE) * PIECE if num_tokens else 0
 
 
+def earlier_bytes(max_num_seqs: int, num_tokens: int) -> int:
+    """Bytes on each device of so many tokens of earlier texts for each slot, the dump slot's too."""
+    return 4 * (max_num_seqs + 1) * earlier_width(num_tokens)
+
+
 def new_history(num_slots: int, max_model_len: int, num_drafts: int, num_earlier: int = 0) -> History:
     """One without tokens, on the default device, with room for so many of earlier texts."""
     width = own_width(max_model_len, num_drafts) + earlier_width(num_earlier)
@@ -124,12 +129,16 @@ def expected_rows(
     return rows
 
 
-def pieces(slot: int, token_ids: ListOf[int], first: int = 0, width: int = 0) -> Iterator[NDArray[np.int32]]:
-    """i32[PIECE_HEADER + PIECE] arrays that write tokens from place ``first`` on, and NO_DRAFT behind
-    them, in ``width`` places at least."""
-    for start in range(0, max(len(token_ids), width), PIECE):
-        piece = np.full(PIECE_HEADER + PIECE, NO_DRAFT, np.int32)
-        piece[:PIECE_HEADER] = slot, first + start
-        some = token_ids[start : start + PIECE]
-        piece[PIECE_HEADER : PIECE_HEADER + len(some)] = some
-        yield piece
+def pieces(slot: int, token_ids: ListOf[int]) -> Iterator[NDArray[np.int32]]:
+    """i32[PIECE_HEADER + PIECE] arrays that write a slot's tokens, and NO_DRAFT behind the last."""
+    for start in range(0, len(token_ids), PIECE):
+        yield piece(slot, start, token_ids[start : start + PIECE], PIECE)
+
+
+def piece(slot: int, first: int, token_ids: ListOf[int], width: int) -> NDArray[np.int32]:
+    """i32[PIECE_HEADER + width] that writes tokens from place ``first`` on, and NO_DRAFT in what is
+    left of ``width`` places."""
+    written = np.full(PIECE_HEADER + width, NO_DRAFT, np.int32)
+    written[:PIECE_HEADER] = slot, first
+    written[PIECE_HEADER : PIECE_HEADER + len(token_ids)] = token_ids
+    return written

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from engine.speculation.history import NO_DRAFT
+from engine.scheduling.sequence import NO_DRAFT
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,18 @@ class PromptLookup:
     longest: int
     earlier_width: int = 0
 
-    def drafts(self, ids: Array, slots: Array, lengths: Array, looks_up: Array) -> Array:
+    def drafts(self, ids: Array, slots: Array, lengths: Array, looks_up: Array) -> tuple[Array, Array]:
         """See Drafter; there are none where no run of ``shortest`` tokens occurs twice, and a run of
         more than ``longest`` counts as such."""
         none = jnp.full((len(slots), self.num_drafts), NO_DRAFT, jnp.int32)
-        found: Array = jax.lax.cond(looks_up, lambda: self._look_up(ids[slots], lengths), lambda: none)
+        of_nobody = none, jnp.zeros(len(slots), bool)
+        found: tuple[Array, Array] = jax.lax.cond(
+            looks_up, lambda: self._look_up(ids[slots], lengths), lambda: of_nobody
+        )
         return found
 
-    def _look_up(self, ids: Array, lengths: Array) -> Array:
-        """i32[rows, num_drafts] of i32[rows, width] tokens."""
+    def _look_up(self, ids: Array, lengths: Array) -> tuple[Array, Array]:
+        """i32[rows, num_drafts] and bool[rows] of i32[rows, width] tokens."""
         rows, width = ids.shape
         places, own_width = jnp.arange(width, dtype=jnp.int32), width - self.earlier_width
         is_own = places < own_width
@@ -58,4 +61,4 @@ class PromptLookup:
         steps = jnp.arange(self.num_drafts, dtype=jnp.int32)[None, :] % period[:, None]
         drafts = jnp.take_along_axis(ids, jnp.minimum(first[:, None] + steps, width - 1), axis=1)
         has_ended = jnp.cumsum(drafts < 0, axis=1, dtype=jnp.int32) > 0
-        return jnp.where(found[:, None] & ~has_ended, drafts, NO_DRAFT)
+        return jnp.where(found[:, None] & ~has_ended, drafts, NO_DRAFT), found & ~in_own

@@ -12,11 +12,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from engine.sampling.sampler_inputs import SamplerInputs
+from engine.scheduling.sequence import NO_DRAFT
 from engine.speculation.drafter import Drafter
-from engine.speculation.history import NO_DRAFT, History
+from engine.speculation.history import History
 
 NOT_TEXT = -2
 """Instead of a token id: the row's token stands behind a draft that was wrong."""
+OF_EARLIER = 64
+"""Added to a number of drafts: they are of earlier texts."""
 
 
 Verify = Callable[[Array, SamplerInputs, History, Drafter], tuple[Array, History]]
@@ -25,7 +28,7 @@ Verify = Callable[[Array, SamplerInputs, History, Drafter], tuple[Array, History
 
 def verify(sampled: Array, inputs: SamplerInputs, history: History, drafter: Drafter) -> tuple[Array, History]:
     """i32[2, rows] the tokens, or NOT_TEXT, and of each sequence's first row the number of drafts
-    that it has now, or may have; and the history with both.
+    that it has now, or may have, perhaps with OF_EARLIER; and the history with both.
 
     ``sampled`` are i32[rows] of ``sample``. Rows of one sequence stand together, in the order of
     their positions.
@@ -43,10 +46,11 @@ def verify(sampled: Array, inputs: SamplerInputs, history: History, drafter: Dra
 
     firsts = jnp.where(inputs.offsets == 0, slots, inputs.dump_slot)
     lengths = positions + num_new[slots]
-    drafts = drafter.drafts(ids, firsts, lengths, inputs.looks_up)
+    drafts, are_earlier = drafter.drafts(ids, firsts, lengths, inputs.looks_up)
     places = lengths[:, None] + jnp.arange(history.num_drafts, dtype=jnp.int32)[None, :]
     ids = ids.at[firsts[:, None], jnp.minimum(places, ids.shape[1] - 1)].set(drafts)
-    result = jnp.stack([jnp.where(kept, sampled, NOT_TEXT), jnp.sum(drafts != NO_DRAFT, axis=1, dtype=jnp.int32)])
+    counts = jnp.sum(drafts != NO_DRAFT, axis=1, dtype=jnp.int32) + OF_EARLIER * are_earlier.astype(jnp.int32)
+    result = jnp.stack([jnp.where(kept, sampled, NOT_TEXT), counts])
     return result, History(ids, num_new, num_wrong, history.num_drafts)
 
 

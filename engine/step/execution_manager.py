@@ -17,7 +17,6 @@ from engine.models.heads.draft_head import DraftHead
 from engine.models.weights.forms import Weight
 from engine.models.weights.store import AnyDecoder
 from engine.progress import Progress
-from engine.speculation.history import PIECE
 from engine.step.backend import Backend
 from engine.step.compilation import Compilation, OnCompiled, Program, StagedCompilation, compile_program, scratch_bytes
 from engine.step.drafts.draft_programs import DRAFT, FEED_DRAFT_MODEL, DraftPrograms
@@ -166,9 +165,9 @@ class ExecutionManager:
         """WRITE_SLOTS."""
         return self._executables[WRITE_SLOTS, SEPARATE.entries]
 
-    def write_history(self) -> Any:
-        """WRITE_HISTORY."""
-        return self._executables[WRITE_HISTORY, PIECE]
+    def write_history(self, size: int) -> Any:
+        """WRITE_HISTORY of so many tokens."""
+        return self._executables[WRITE_HISTORY, size]
 
     def write_expected(self) -> Any:
         """WRITE_EXPECTED."""

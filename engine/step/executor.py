@@ -15,7 +15,7 @@ from engine.live.staging import StagedWeights
 from engine.live.weight_source import Rereadable
 from engine.models.weights.sources import TensorSource
 from engine.sampling.needs import Need
-from engine.speculation.history import History
+from engine.speculation.history import PIECE_HEADER, History
 from engine.step.commands import MakeCopies, SampleKept, StepDescription
 from engine.step.execution_manager import ExecutionManager
 from engine.step.host_cache.host_memory import HostMemory
@@ -148,7 +148,7 @@ class StepExecutor:
         for changes in step.changes:
             self._slots = manager.write_slots()(self._slots, changes)
         for piece in step.history:
-            self._fed = manager.write_history()(self._fed, piece)
+            self._fed = manager.write_history(len(piece) - PIECE_HEADER)(self._fed, piece)
         if step.expected is not None:
             self._fed = manager.write_expected()(self._fed, step.expected)
         drafts = None

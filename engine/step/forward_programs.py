@@ -22,7 +22,7 @@ from engine.models.decoder import logits as to_logits
 from engine.models.linear import look_up, skips_zeros, zero_behind
 from engine.models.step_context import StepContext
 from engine.models.weights.forms import Weight
-from engine.speculation.history import DRAFT_HEADER, PIECE, PIECE_HEADER, History
+from engine.speculation.history import DRAFT_HEADER, PIECE, PIECE_HEADER, History, earlier_width
 from engine.step.backend import CACHE, Backend
 from engine.step.compilation import Program, lower
 from engine.step.drafts.head_pass import HeadPass
@@ -40,7 +40,8 @@ ADAPTED_FORWARD = "step with adapters"
 """FORWARD with the arrays of SlotArrays as its last argument, for a step in which some row has an
 adapter."""
 WRITE_HISTORY = "write history"
-"""(history, piece) -> history, a History, which is donated; see ``History.after``."""
+"""(history, piece) -> history, a History, which is donated; see ``History.after``. There is one of
+PIECE tokens, and one of the room for earlier texts."""
 WRITE_EXPECTED = "write expected drafts"
 """(history, rows) -> history, which is donated; see ``History.with_expected``."""
 WRITE_SLOTS = "write slots"
@@ -75,7 +76,7 @@ class ForwardPrograms:
         self._kernel, self._smallest_step = backend.attention, backend.smallest_step
         self._unpack, self._compute_logprobs = backend.unpack, backend.sampling.compute_logprobs
         self._num_pages, self._num_slots = pool.num_pages, pool.states.num_slots if pool.states else 0
-        self._longest = max_model_len
+        self._longest, self._earlier_width = max_model_len, earlier_width(slots.num_earlier)
         self._mesh, self._adapters = mesh, adapters
         weights, *state = self._split.arguments(backend, pool, slots, mesh)
         of_weights, *specs = self._split.specs
@@ -117,12 +118,15 @@ class ForwardPrograms:
         slots = Program(WRITE_SLOTS, SEPARATE.entries, self._lower_write_slots)
         if not isinstance(self._fed, History):
             return [slots]
-        piece, size = (PIECE_HEADER + PIECE,), self._fed.ids.shape[0]
+        size, lower_write = self._fed.ids.shape[0], self._lower_write_history
         expected = size - 1, DRAFT_HEADER + self._fed.num_drafts
         return [
             slots,
-            Program(WRITE_HISTORY, PIECE, partial(self._lower_write_history, History.after, piece)),
-            Program(WRITE_EXPECTED, size, partial(self._lower_write_history, History.with_expected, expected)),
+            *(
+                Program(WRITE_HISTORY, count, partial(lower_write, History.after, (PIECE_HEADER + count,)))
+                for count in sorted({PIECE, self._earlier_width} - {0})
+            ),
+            Program(WRITE_EXPECTED, size, partial(lower_write, History.with_expected, expected)),
         ]
 
     def prompt_logprobs(self, count: int) -> list[Program]:

@@ -17,7 +17,7 @@ from engine.sampling.sampler_inputs import num_fields
 from engine.sampling.token_masks import pack_masks
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
-from engine.speculation.history import earlier_width, expected_rows, own_width, pieces
+from engine.speculation.history import earlier_width, expected_rows, own_width, piece, pieces
 from engine.step.commands import ForgetLogits, KeptRows, SampleKept, StepDescription
 from engine.step.layout import FROM_SLOT, PROMPT_BLOCK, StepLayout
 from engine.step.slot_state import FIRST_PARAMETER, NO_ADMISSIONS, SEPARATE, SlotChanges, SlotShapes, admissions
@@ -69,6 +69,8 @@ class ModelIOProcessor:
         """By slot, its Need flags."""
         self._num_written: list[list[int]] = [[] for _ in range(shapes.max_num_seqs)]
         """By slot and group, the entries of its page table that the device has."""
+        self._earlier: list[ListOf[int]] = [()] * shapes.max_num_seqs
+        """By slot, the earlier texts that the device has."""
         self._blanks: dict[int, NDArray[np.int32]] = {}
         """By a bucket's tokens, the packed array without rows."""
         self._kept: dict[NextIterationPlan, _Kept] = {}
@@ -139,12 +141,13 @@ class ModelIOProcessor:
         if not self._shapes.num_drafts:
             return []
         written: list[NDArray[np.int32]] = []  # no call of the type, which takes 10 us
-        most = self._shapes.num_earlier
+        width = earlier_width(self._shapes.num_earlier)
         first = own_width(self._shapes.max_model_len, self._shapes.num_drafts)
         for sequence in admitted:
             written += pieces(sequence.slot, _known_tokens(sequence, 0, sequence.num_tokens))
-            if most:  # also without any: the slot has those of the sequence before
-                written += pieces(sequence.slot, sequence.earlier[-most:], first, earlier_width(most))
+            if sequence.earlier is not self._earlier[sequence.slot]:
+                written.append(piece(sequence.slot, first, sequence.earlier, width))
+                self._earlier[sequence.slot] = sequence.earlier
         return written
 
     def _expected(self, plan: NextIterationPlan) -> NDArray[np.int32]:
@@ -185,6 +188,11 @@ class ModelIOProcessor:
         """Nobody samples any more from the logits that are kept of a plan, if they still are."""
         kept = self._kept.pop(plan, None)
         return None if kept is None else ForgetLogits(kept.number)
+
+    def lose_state(self) -> None:
+        """The device has lost the state of all slots."""
+        self.lose_logits()
+        self._earlier = [()] * len(self._earlier)
 
     def lose_logits(self) -> None:
         """No logits are kept any more."""

@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.models.partition import Partition
 from engine.models.spec import ModelSpec
+from engine.speculation.history import earlier_bytes
 from engine.step.backend import Backend
 from engine.step.host_cache.host_budget import host_budget
 
@@ -63,6 +64,9 @@ class CachePlanner:
         self._weights = weight_bytes
         self._scratch = _step_scratch(config, partition)
         self._page = one_page.bytes_per_page
+        spec = config.speculation
+        self.earlier_bytes = earlier_bytes(config.max_num_seqs, 0 if spec is None else spec.prompt_lookup_history or 0)
+        """Of the texts of earlier sequences that slots have."""
         self._slot, self._running_slots, self._kept = 0, 0, 0
         if one_page.states is not None:
             self._slot, self._running_slots = one_page.states.bytes_per_slot, config.max_num_seqs + 1
@@ -149,12 +153,12 @@ class CachePlanner:
 
     @property
     def reserved(self) -> int:
-        """Bytes reserved for the largest step, the sampler, and pages and states on their way to
-        the host and from it."""
+        """Bytes reserved for the largest step, the sampler, earlier texts, and pages and states on
+        their way to the host and from it."""
         staged = 0 if self.host is None else self.host.device_pages * self._page
         if self.host is not None and self.host.states is not None:
             staged += self.host.states.device_pages * self._slot
-        return self._scratch + _sampling_scratch(self._config, self._partition) + staged
+        return self._scratch + _sampling_scratch(self._config, self._partition) + self.earlier_bytes + staged
 
     def _plan(self) -> PagedAttentionCacheMetaData:
         asked, taken = self._config.num_pages, self._weights + self.reserved + self.running_states_bytes

@@ -21,7 +21,7 @@ from engine.sampling.logprobs import unpack_logprobs
 from engine.scheduling.host_cache.copies import Copies
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.sequence import TokenLogprobs
-from engine.speculation.verification import NOT_TEXT
+from engine.speculation.verification import NOT_TEXT, OF_EARLIER
 from engine.step.commands import (
     AddAdapter,
     AllocateCache,
@@ -197,9 +197,10 @@ class eSurgeRunner:
             self._tell(Landed(drawn))
             self.gaps.look()
             rows = step.places or step.plan.sampler_rows(drafts=drawn.ndim > 1)
-            ids, drafts = _landed(step.plan, drawn, rows)
+            ids, found = _landed(step.plan, drawn, rows)
             logprobs = _logprobs(step, step.executed.logprobs, rows, ids)
-            return StepResult(ids, logprobs, _prompt_logprobs(step, step.executed), drafts)
+            drafts, of_earlier = [count % OF_EARLIER for count in found], [count >= OF_EARLIER for count in found]
+            return StepResult(ids, logprobs, _prompt_logprobs(step, step.executed), drafts, of_earlier)
 
     def read_guesses(self, step: PendingStep) -> None:
         """Wait for the drafts that a draft model writes in a step for rows with constraints, and note
@@ -217,7 +218,7 @@ class eSurgeRunner:
         """As ``StepExecutor.reset``. No sequence may have a slot."""
         self._tell(ResetState())
         self._executor.reset()
-        self._io.lose_logits()
+        self._io.lose_state()
         self.gaps.rest()
 
     def _copy(self, copies: Copies) -> None:
@@ -249,7 +250,8 @@ class eSurgeRunner:
 
 
 def _landed(plan: NextIterationPlan, drawn: NDArray[np.int32], rows: ListOf[int]) -> tuple[list[list[int]], list[int]]:
-    """By row of the plan, the tokens that it gave, and its drafts, if rows may have some.
+    """By row of the plan, the tokens that it gave, and its drafts as ``verify`` says how many, if rows
+    may have some.
 
     ``rows`` are those of the sampler, and ``drawn`` what it gave.
     """

@@ -28,6 +28,8 @@ def _plan_memory(plan: ChipPlan) -> Table:
     if plan.adapters:
         table.add_row("adapters a chip", f"{decimal(plan.adapters)}: {plan.max_loras} slots, and one on its way")
     table.add_row("scratch", decimal(plan.scratch))
+    if plan.earlier:
+        table.add_row("earlier requests", f"{decimal(plan.earlier)}: their tokens, beside those of each slot")
     table.add_row("pages", f"{decimal(plan.pages)}: {plan.num_pages:,} of {plan.page_size} tokens")
     if plan.host_pages:
         seconds = f"{1e3 * plan.host_page_seconds:.2g} ms"

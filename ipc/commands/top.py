@@ -81,7 +81,12 @@ def _drafts(before: Status, now: Status, seconds: float) -> str:
     rows, drafted, accepted = (now[name] - before[name] for name in names)
     if not rows:
         return "none"
-    return f"{drafted / seconds:,.1f} tokens a second, {accepted / drafted:.0%} accepted, {1 + accepted / rows:.2f} tokens a row"
+    earlier = now["num_earlier_accepted_tokens"] - before["num_earlier_accepted_tokens"]
+    of_earlier = f" ({earlier / accepted:.0%} of these from earlier requests)" if earlier else ""
+    return (
+        f"{drafted / seconds:,.1f} tokens a second, {accepted / drafted:.0%} accepted{of_earlier}, "
+        f"{1 + accepted / rows:.2f} tokens a row"
+    )
 
 
 def _pages(now: Status) -> RenderableType:

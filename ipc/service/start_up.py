@@ -135,7 +135,7 @@ def load(
             else {}
         ),
         "context": f"{engine.limits.max_model_len:,} tokens",
-        **({} if drafts is None else {"drafts": _drafts_in_words(drafts)}),
+        **({} if drafts is None else {"drafts": _drafts_in_words(drafts, config.max_num_seqs)}),
     }
     driver = oDriver(
         engine,
@@ -199,8 +199,14 @@ def _facts_of_files(directory: Path) -> dict[str, str]:
     return {"config.json": written, "the files of weights": str(files)}
 
 
-def _drafts_in_words(drafts: SpeculativeConfig) -> str:
-    return f"{drafts.model or drafts.method}, at most {drafts.num_speculative_tokens} a row"
+def _drafts_in_words(drafts: SpeculativeConfig, max_num_seqs: int) -> str:
+    words = f"{drafts.model or drafts.method}, at most {drafts.num_speculative_tokens} a row"
+    if drafts.prompt_lookup_history is None:
+        return words
+    from engine.speculation.history import earlier_bytes
+
+    count = drafts.prompt_lookup_history
+    return f"{words}; of earlier requests {count:,} tokens, {earlier_bytes(max_num_seqs, count):,} bytes a device"
 
 
 def _load_tokenizer(config: EngineConfig) -> "HuggingFaceTokenizer":

@@ -8,6 +8,7 @@
 namespace odriver {
 
 constexpr int32_t kNoDraft = -1, kDraftedLater = -2, kNotText = -2;
+constexpr int32_t kOfEarlier = 64;  // added to a number of drafts that are of earlier texts
 constexpr int64_t kBlock = 64;  // places that are looked over at once
 
 // A run of a sequence's last tokens that came before: where it ended, and of how many tokens it is.
@@ -24,7 +25,8 @@ class Lookup {
 
   bool looks() const { return longest_ > 0; }
 
-  // Writes the `count` drafts behind `length` tokens of a row, kNoDraft where there is none; how many there are.
+  // Writes the `count` drafts behind `length` tokens of a row, kNoDraft where there is none; how many there are, perhaps with
+  // kOfEarlier.
   int32_t draft(const int32_t* ids, int64_t length, int64_t count, int32_t* drafts) const {
     std::fill_n(drafts, count, kNoDraft);
     if (length <= 0) return 0;
@@ -39,7 +41,7 @@ class Lookup {
       if (token < 0) break;
       drafts[found] = token;
     }
-    return found;
+    return own ? found : found + kOfEarlier;
   }
 
  private:

@@ -4,7 +4,8 @@ The scheduler is driven as the engine drives it, with several plans in flight, b
 out of time at random, some of them in a flood of one client's, some with a constraint whose masks are late and which may force tokens, or say so, some without
 max_tokens, some with an adapter, of which there may be more than slots and which are loaded, removed and loaded again; steps fail, and take the memory with them; pages go to the host and come back, in their own time. Beside it stands a model of the pages: each token written is
 remembered by the whole of what came before it, so that a page with two writers, one that is handed out while it is read, or one that is shared with somebody
-whose tokens differ is found where it is read. The next token is a function of all tokens before it, as in a greedy model:
+whose tokens differ is found where it is read. What was said is remembered, too, by salt and adapter: nobody is given texts of others, or
+such as are forgotten. The next token is a function of all tokens before it, as in a greedy model:
 what a request gives does not depend on its neighbours, and a prefix may be shared by whoever has the same.
 """
 
@@ -27,6 +28,7 @@ from engine.scheduling.estimates.prompt_room import LEAST_SHARE, TIMES
 from engine.scheduling.estimates.step_costs import StepCosts
 from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.plan import NextIterationPlan, StepResult
+from engine.scheduling.prefixes.earlier_texts import EarlierTexts
 from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
@@ -36,6 +38,7 @@ from engine.scheduling.waiting_queue import OUTPUT_WEIGHT
 from scripts.benchmarks.histories.simulated_constraint import LateConstraint
 from scripts.benchmarks.histories.simulated_drafts import Row, SimulatedDrafts
 from scripts.benchmarks.histories.simulated_host import SimulatedHost
+from scripts.benchmarks.histories.simulated_texts import SimulatedTexts
 
 VOCABULARY, EOS = 11, 0
 NOBODYS = -1
@@ -126,8 +129,9 @@ class SchedulerHistory:
         self._long = long or (1 if self._timed else max(1, self._budget // 2))
         self._num_slots, self._num_adapters = random.choice((0, 1, 2, 3)), 0
         self._drafts = SimulatedDrafts(random, 0 if self._has_states else random.choice((0, 0, 1, 3, 6)))
+        self._texts = SimulatedTexts(random)
         self._scheduler = InferenceScheduler(
-            SequenceMemory(self._pages, self._groups, states, self._cost),
+            SequenceMemory(self._pages, self._groups, states, self._cost, EarlierTexts(self._texts.num_tokens)),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=self._budget,
             long_prefill_token_threshold=long,
@@ -328,6 +332,7 @@ class SchedulerHistory:
             self._in_flight.clear()
             self._rows.clear()
             self._scheduler.lose_cache()
+            self._texts.forget()
             self._kept.clear()
             self._adapter_slots.clear()
             self._content.clear()
@@ -344,6 +349,7 @@ class SchedulerHistory:
         while self._land_copies(all_of_them=True):
             self._plan()
         self._scheduler.lose_cache(keep_host=True)
+        self._texts.forget()
         self._kept.clear()
         self._content.clear()
         self._states.clear()
@@ -352,6 +358,7 @@ class SchedulerHistory:
         """The prefix cache is emptied; who runs keeps what it has."""
         if self._random.random() < 0.3:
             self._scheduler.memory.forget_all()
+            self._texts.forget()
 
     def _update_weights(self) -> None:
         """As in oEngine, where pages stay: all steps land, and no row samples from what the former weights gave."""
@@ -365,6 +372,12 @@ class SchedulerHistory:
         if self._adapters:
             self._scheduler.adapters.remove(self._adapters.pop(self._random.randrange(len(self._adapters))))
             self._adapters.append(self._new_adapter())
+
+    def _drop_adapters(self) -> None:
+        """As in oEngine: nothing is kept of adapters that are gone for good."""
+        for uid in self._scheduler.adapters.take_forgotten():
+            self._scheduler.memory.earlier.forget_adapter(uid)
+            self._texts.forget_adapter(uid)
 
     def _new_adapter(self) -> int:
         self._num_adapters += 1
@@ -394,7 +407,11 @@ class SchedulerHistory:
             return False
         for done in self._scheduler.take_done():
             self._kept.pop(done, None)  # a step that has failed kept nothing
+        had_slots = {life.sequence for life in self._alive.values() if life.sequence.slot >= 0}
         plan = self._scheduler.plan()
+        for life in self._alive.values():
+            if life.sequence.slot >= 0 and life.sequence not in had_slots:
+                self._texts.begin(life.sequence)
         if plan is None:
             return False
         for copies in plan.copies:
@@ -456,13 +473,16 @@ class SchedulerHistory:
 
     def _bury(self, request_id: str) -> None:
         life = self._alive.pop(request_id)
+        self._texts.end(life.sequence)
         self._ended.append(life)
         queue = self._queue(life.sequence)
         if request_id in queue:
             queue.remove(request_id)
 
     def _check(self) -> None:
+        self._drop_adapters()
         self._scheduler.check_integrity()
+        self._texts.check(self._scheduler.memory.earlier, [life.sequence for life in self._alive.values()])
         pages = self._pages
         assert pages.num_free + pages.num_cached + pages.num_owned == pages.num_total, "a page is lost"
         assert self._slots.num_owned <= MOST_STATES + self._max_num_seqs, "a slot is lost"
