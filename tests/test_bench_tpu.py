@@ -50,7 +50,7 @@ def test_a_plan_is_shown(plan, capsys):
     show_plan(plan)
 
     shown = capsys.readouterr().out
-    assert "…" not in shown
+    assert "…" not in shown and "earlier requests" not in shown
     assert "config.json on 4 of the 8 TPU v5 lite of v5e:2x4" in shown
     for row in (
         ("64", "12.5", "5.2 MB", "2 all-reduce", "1 all-reduce", "copy.1: bf16[64, 128], 2 times"),
@@ -58,6 +58,16 @@ def test_a_plan_is_shown(plan, capsys):
         ("64", "3.0 GB", "3.1 GB", "5.0 MB", "4.00", "1.00", "2.00", "10,000"),
     ):
         assert any(line.replace("│", " ").split() == " ".join(row).split() for line in shown.splitlines())
+
+
+def test_room_for_earlier_requests_is_shown_where_there_is_any(plan, capsys):
+    """Beside the scratch."""
+    show_plan(msgspec.structs.replace(plan, earlier=17_000_000))
+
+    assert any(
+        line.split()[:4] == ["earlier", "requests", "17.0", "MB:"]
+        for line in capsys.readouterr().out.replace("│", " ").splitlines()
+    )
 
 
 def test_a_mixture_of_experts_is_shown_with_the_share_that_is_read(plan, capsys):

@@ -199,17 +199,17 @@ def test_two_processes_draft_from_the_same_earlier_requests(place: Path, alone: 
     without drafts. Where the processes differed the second would end."""
     config = '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3, "prompt_lookup_history": 400}'
     together = ["--coordinator-address", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
-    flags = [*together, "--speculative-config", config]
+    flags = [*together, "--max-num-batched-tokens", "4", "--speculative-config", config]
     directory = made(place / tmp_path.name)
     two = [Process(directory, *flags, "--process-id", str(number)) for number in range(2)]
     try:
         given, kept = [], []
-        with ControlClient(two[0].address) as control:
-            for _ in range(2):
-                given += [answers(two[0].address), answers(two[0].address)]
+        for _ in range(2):
+            given += [answers(two[0].address), answers(two[0].address)]
+            with ControlClient(two[0].address) as control:
                 kept.append(control.status()["earlier_tokens"])
                 control.reset_prefix_cache()
-            after = control.status()
+                after = control.status()
         two[0].signal(signal.SIGTERM)
         ends = [process.wait() for process in two]
     finally:
