@@ -58,7 +58,9 @@ class PagedAttentionCacheMetaData:
     @property
     def array_pages(self) -> list[int]:
         """Pages of each array of the pool: ``num_pages`` for each of its layers."""
-        return [self.num_layers * self.num_pages] if self.stacked else [self.num_pages] * self.num_layers
+        if self.stacked and self.num_layers:
+            return [self.num_layers * self.num_pages]
+        return [self.num_pages] * self.num_layers
 
     @property
     def num_usable_pages(self) -> int:

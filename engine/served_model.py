@@ -18,12 +18,14 @@ from engine.errors import ConfigurationError
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.generation_config import GenerationConfig, chosen_generation_config
+from engine.models.head_specs import MTPHeadSpec
 from engine.models.heads.head_config import read_head
-from engine.models.heads.mtp_layer import check_stored, mtp_head
+from engine.models.heads.mtp_layer import check_stored
+from engine.models.heads.read_mtp import read_mtp
 from engine.models.layers.experts import ExpertsSpec
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition, most_devices, split
-from engine.models.spec import ModelSpec, MTPHeadSpec
+from engine.models.spec import ModelSpec
 from engine.models.weights.opening import check_weights, open_weights
 from engine.models.weights.parameters import Role
 from engine.models.weights.published.compressed_tensors import int8_inputs
@@ -178,7 +180,7 @@ def served_model(config: EngineConfig) -> ServedModel:
     drafting = read_draft(config, of_draft, model, lambda: read_model_config(of_draft.directory))
     if isinstance(drafting.head, MTPHeadSpec):
         check_stored(of_draft.directory, drafting.head.prefix)
-    served = _resolved(config, model)
+    served = _resolved(config, model, drafting if drafting.reads_pages else None)
     try:
         draft = _resolved(replace(of_draft, tensor_parallel_size=served.partition.devices), drafting)
     except ConfigurationError as error:
@@ -195,13 +197,14 @@ def read_draft(
     """
     name, speculation = str(of_draft.model), config.speculation
     if speculation is not None and speculation.method == MTP:
-        return checked_head(mtp_head(model), model)
+        return checked_head(read_mtp(of_draft.directory if speculation.model else None, model, name), model)
     if speculation is not None and speculation.method == EAGLE3:
         return checked_head(read_head(of_draft.directory, model, name), model)
     return draft_spec(read(), model, name)
 
 
-def _resolved(config: EngineConfig, model: ModelSpec) -> ServedModel:
+def _resolved(config: EngineConfig, model: ModelSpec, reader: ModelSpec | None = None) -> ServedModel:
+    """``reader`` reads the model's pages, too, if there is one."""
     check_weights(config.directory, config.weights_url)
     generation = chosen_generation_config(config.generation_config, config.directory)
     acquire_devices()
@@ -217,12 +220,12 @@ def _resolved(config: EngineConfig, model: ModelSpec) -> ServedModel:
         devices,
         partition.kv_heads_each,
         config.attention_backend,
-        model.attention_extras,
+        model.attention_extras or (None if reader is None else reader.attention_extras),
         latents=model.has_latents,
     )
     forms = quantizations(config, model)
     has_experts = any(isinstance(block.feed_forward, ExpertsSpec) for block in model.blocks)
-    trial = trial_of(backend, partition, page_size, dtype, kv_dtype)
+    trial = trial_of(backend, partition, page_size, dtype, kv_dtype, reader)
     backend = checked(trial, kv_dtype, int4_experts=has_experts and "int4" in forms)
     mesh = DeviceMesh(tuple(jax.devices()[:devices]))
     return ServedModel(config, partition, mesh, backend, page_size, dtype, kv_dtype, generation, forms[0])

@@ -400,9 +400,9 @@ def _gemma4_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         prefix, shared = f"model.layers.{layer}.", layer >= layers - config["num_kv_shared_layers"]
         head_dim = config["global_head_dim" if layer_type == "full_attention" else "head_dim"]
         ffn = config["intermediate_size"] * (2 if shared else 1)
-        heads = {"q": config["num_attention_heads"]} | (
-            {} if shared else dict.fromkeys("kv", config["num_key_value_heads"])
-        )
+        few = layer_type == "full_attention" and config.get("attention_k_eq_v")
+        kv_heads = config["num_global_key_value_heads" if few else "num_key_value_heads"]
+        heads = {"q": config["num_attention_heads"]} | ({} if shared else dict.fromkeys("k" if few else "kv", kv_heads))
         for name, count in heads.items():
             shapes[f"{prefix}self_attn.{name}_proj.weight"] = (count * head_dim, hidden)
         for name in [*heads][:2]:

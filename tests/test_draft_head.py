@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from assistant_checkpoints import ASSISTANTS, build_assistant, build_assisted
 from checkpoints import build_checkpoint, random_tensors, write_tensors
 from flax import nnx
 from head_checkpoints import HEADS, build_head, build_target, head_tensors, write
@@ -53,7 +54,11 @@ def read(directory, name, **overrides):
 
 
 def built(directory, name):
-    """The directories of a model and of its head, and the setting: a head of its own, or a layer of the model's checkpoint."""
+    """The directories of a model and of its head, and the setting: a head of its own, an assistant, or a layer of the model's
+    checkpoint."""
+    if name in ASSISTANTS:
+        head = build_assistant(directory / "head", name)
+        return build_assisted(directory / "model", name), head, config_of(head, method="mtp")
     if name in PREDICTORS:
         model = build_predicting(directory / "model", name)
         return model, model, SPECULATION

@@ -48,6 +48,15 @@ def test_a_layer_of_the_checkpoint_has_the_settings_of_its_model() -> None:
     assert config.of_draft_model == EngineConfig(model="large", weights_url=url, generation_config="none")
 
 
+def test_an_assistant_has_weights_of_its_own() -> None:
+    """Where the setting says."""
+    given, url = '{"method": "mtp", "num_speculative_tokens": 1, "model": "small"}', "gs://bucket/small"
+
+    config = EngineConfig(model="large", draft_weights_url=url, speculative_config=given)
+
+    assert config.of_draft_model == EngineConfig(model="small", weights_url=url, generation_config="none")
+
+
 def test_without_the_setting_nothing_is_drafted() -> None:
     """The default is no speculation."""
     assert EngineConfig().speculation is None
@@ -92,8 +101,8 @@ def test_without_the_setting_nothing_is_drafted() -> None:
         ('{"method": "draft_model", "num_speculative_tokens": 3}', "model must be the draft model's name or directory"),
         ('{"method": "eagle3", "num_speculative_tokens": 3}', "model must be the draft head's name or directory"),
         (
-            '{"method": "mtp", "num_speculative_tokens": 3, "model": "m"}',
-            "model must be left out beside the method mtp",
+            '{"method": "mtp", "num_speculative_tokens": 3, "model": ""}',
+            "model must be an assistant's name or directory, not ''",
         ),
         (
             '{"method": "draft_model", "num_speculative_tokens": 3, "model": "m", "prompt_lookup_min": 2}',

@@ -13,11 +13,13 @@ from engine.hub.names import Place, place_of, served_name
 from engine.hub.small_files import NO_VOCABULARY, SMALL_FILES, TOKENIZER_FILES, vocabulary_file
 from engine.models.family_names import check_family
 from engine.models.generation_config import chosen_generation_config
-from engine.models.heads.head_names import check_head
+from engine.models.heads.head_names import check_assistant, check_head
 from engine.progress import Progress
 from engine.speculation.speculative_config import EAGLE3, MTP, SpeculativeConfig
 
 Report = Callable[[Progress], None]
+HEADS = {EAGLE3: check_head, MTP: check_assistant}
+"""By method, what refuses a directory that has no such drafter."""
 
 
 def obtained(config: EngineConfig, report: Report) -> EngineConfig:
@@ -37,8 +39,8 @@ def obtained(config: EngineConfig, report: Report) -> EngineConfig:
         raise ConfigurationError(f"there is no chat template {config.chat_template}")
     draft, config = config.speculation and config.speculation.model, with_draft_directory(config)
     if draft and place_of(draft) is Place.HUB and (of_draft := config.of_draft_model) is not None:
-        is_head = config.speculation is not None and config.speculation.method == EAGLE3
-        _download_weights(draft, of_draft.directory, report, check_head if is_head else _check_model)
+        method = config.speculation.method if config.speculation else ""
+        _download_weights(draft, of_draft.directory, report, HEADS.get(method, _check_model))
     if place_of(model) is Place.HUB:
         _download_weights(model, directory, report, partial(_check_model, speculation=config.speculation))
     return replace(
@@ -55,16 +57,13 @@ def with_draft_directory(config: EngineConfig, patterns: tuple[str, ...] = SMALL
     """With a directory of the draft model's small files in the place of its name, if there is one.
 
     Raises as ``small_files`` does, and ConfigurationError for a family that is not served, or what
-    is no draft head where one is named.
+    is no draft head or assistant where one is named.
     """
     speculation = config.speculation
     if speculation is None or speculation.model is None:
         return config
     directory, weights_url = small_files(speculation.model, patterns=patterns)
-    if speculation.method == EAGLE3:
-        check_head(directory)
-    else:
-        check_family(directory)
+    HEADS.get(speculation.method, check_family)(directory)
     given = to_builtins(speculation) | {"model": str(directory)}
     return replace(config, speculative_config=json.encode(given).decode(), draft_weights_url=weights_url)
 
@@ -79,12 +78,13 @@ def _download_weights(name: str, directory: Path, report: Report, check: Callabl
 
 def _check_model(directory: Path, speculation: SpeculativeConfig | None = None) -> None:
     """Raises ConfigurationError if the model cannot be served, or not with these drafts."""
-    from engine.models.heads.mtp_layer import mtp_head
+    from engine.models.heads.read_mtp import read_mtp
     from engine.models.model_config import read_config_file
 
     model = read_config_file(directory / "config.json")
     if speculation is not None and speculation.method == MTP:
-        mtp_head(model)
+        name = speculation.model
+        read_mtp(None if name is None else directory_of(name), model, str(name))
 
 
 def small_files(

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from jax import Array
 
 from engine.models.adapters.adapted import AdapterRows
+from engine.models.head_specs import AssistantSpec, HeadSpec, MTPHeadSpec
 from engine.models.layers.mixer import Cached, InPages, KeysAndValues, Latents, MixerSpec, State
 from engine.models.layers.per_layer_input import PerLayerInputSpec
 from engine.models.weights.factory import ParameterFactory
@@ -132,38 +133,6 @@ class LayerGroup:
 
 
 @dataclass(frozen=True)
-class EagleHeadSpec:
-    """What a draft head of EAGLE-3 has of the model that it drafts for, and of its vocabulary."""
-
-    taps: tuple[int, ...]
-    """The model's layers whose input it reads."""
-    tapped_size: int
-    """The model's hidden size."""
-    num_tokens: int
-    """Tokens that it drafts."""
-    has_tokens: bool
-    """Whether ``d2t`` says which of the vocabulary these are; else they are all of it."""
-    has_embedding: bool
-    """Whether it embeds tokens itself; else by the model's table."""
-    adds_normed: bool = False
-    """Whether it adds to the norm of what it reads, and not to that itself."""
-
-
-@dataclass(frozen=True)
-class MTPHeadSpec:
-    """The layer of a model's own checkpoint that predicts the token after the next one."""
-
-    prefix: str
-    """Of its tensors."""
-    reads_first: bool = False
-    """Whether it reads the token at position 1, or zeros in its place."""
-    chains_normed: bool = False
-    """Whether it reads its own hidden states behind its norm, or before."""
-    taps: ClassVar[tuple[int, ...]] = ()
-    """It reads what comes out of the model, and the input of no layer."""
-
-
-@dataclass(frozen=True)
 class ModelSpec:
     """One decoder-only transformer."""
 
@@ -190,15 +159,18 @@ class ModelSpec:
     """The parts of the checkpoint besides the text model: the prefix of their tensors, a name."""
     unused_tensors: str | None = None
     """Expression for names of tensors that published checkpoints have and no layer reads."""
-    further_layers: "tuple[MTPHeadSpec, ...]" = ()
+    further_layers: tuple[MTPHeadSpec, ...] = ()
     """Layers of the checkpoint behind the last one, which predict further tokens (multi-token
     prediction). They are no part of the model."""
     published: Format | None = None
     """The quantised format of the checkpoint."""
     per_layer_inputs: PerLayerInputSpec | None = None
     """Every layer also sees an embedding of the token that is its own."""
-    head: "EagleHeadSpec | MTPHeadSpec | None" = None
-    """What makes it a draft head, of one block, for another model."""
+    last_layers: tuple[tuple[str, int], ...] = ()
+    """Of Gemma 4, by layer type the last layer with keys and values of its own, which an assistant
+    reads."""
+    head: HeadSpec | None = None
+    """What makes it a draft head for another model."""
     keeps_all: bool = False
     """Whether pages keep all tokens also for layers with windows, so that all read one page table."""
 
@@ -240,7 +212,18 @@ class ModelSpec:
     @property
     def _in_pages(self) -> list[InPages]:
         every = (block.cached for block in self.blocks)
-        return [cached for cached in every if isinstance(cached, KeysAndValues | Latents)]
+        own = [cached for cached in every if isinstance(cached, KeysAndValues | Latents)]
+        return [*self.head.pages, *own] if isinstance(self.head, AssistantSpec) else own
+
+    @property
+    def reads_pages(self) -> bool:
+        """Whether it has no pages of its own, and reads those of the model that it drafts for."""
+        return isinstance(self.head, AssistantSpec)
+
+    @property
+    def feature_size(self) -> int:
+        """Numbers of what a draft head reads of the token before (engine/speculation/feature_pages.py)."""
+        return self.head.model_size if isinstance(self.head, AssistantSpec) else self.hidden_size
 
     @property
     def ropes(self) -> tuple[tuple[RopeSpec, int], ...]:

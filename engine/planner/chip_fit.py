@@ -84,6 +84,8 @@ class ChipFit:
         model = self.partition.model
         heads, asked = (self.partition.kv_heads_each, model.head_dim), self.config.attention_backend
         extras, latents = model.attention_extras, model.has_latents
+        if self.draft is not None and self.draft.partition.model.reads_pages:
+            extras = extras or self.draft.partition.model.attention_extras
         return tpu_kernel(self.chip, self._page_size, *heads, self.kv_dtype, asked, extras=extras, latents=latents)
 
     @property

@@ -19,10 +19,11 @@ from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder, LayerStack
+from engine.models.head_specs import MTPHeadSpec
 from engine.models.layers.experts import ExpertsMLP
 from engine.models.model_config import read_config_file
 from engine.models.partition import Partition, most_devices, split
-from engine.models.spec import ModelSpec, MTPHeadSpec
+from engine.models.spec import ModelSpec
 from engine.models.weights.store import AnyDecoder, abstract_decoder
 from engine.planner.chip_fit import ChipFit
 from engine.planner.chip_plan import ChipPlan, DecodeStep, PromptStep, Roofline, batch_sizes

@@ -49,12 +49,16 @@ class FeaturePages:
         starts = jnp.where(counts > 0, table.kv_lens - counts, 0)
         within = self.before(kept, table.page_indices, starts)
         kept, within = jax.lax.optimization_barrier((kept, within))  # read first: else XLA copies it
-        kept = kept.at[self.written(positions, table)].set(features, mode="promise_in_bounds")
+        kept = self.after(kept, features, positions, table)
         between = self.before(kept, table.page_indices, starts)
         firsts = jnp.where((starts % self.page_size == 0)[:, None], between, within)
         shifted = jnp.roll(features, 1, axis=0)
         tokens = jnp.where(counts > 0, table.cu_q_lens[:-1], np.int32(len(features)))
         return shifted.at[tokens].set(firsts, mode="drop"), kept
+
+    def after(self, kept: Array, features: Array, positions: Array, table: PageTable) -> Array:
+        """``kept`` with f[T, hidden] features of a step's tokens at i32[T] positions."""
+        return kept.at[self.written(positions, table)].set(features, mode="promise_in_bounds")
 
     def written(self, positions: Array, table: PageTable) -> Array:
         """i32[T] where the features of a step's tokens go, each to another place: of those whose row

@@ -26,7 +26,7 @@ class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     is the other, and without both they are 5; one of this method always has both.
     ``prompt_lookup_history`` tokens of the tenant's earlier requests are looked in, too. ``draft_model``
     has a ``model``, named as the daemon's own is, write the drafts, and ``eagle3`` a draft head;
-    ``mtp`` a layer of the model's own checkpoint.
+    ``mtp`` a layer of the model's own checkpoint, or an assistant of Gemma 4, which is a ``model``.
     """
 
     method: str
@@ -55,11 +55,9 @@ class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only
         force_setattr(self, "prompt_lookup_min", smallest)
 
     def _check_draft_model(self) -> None:
-        if self.method == MTP:
-            self._check_left_out("model")
-        else:
-            what = "draft model" if self.method == DRAFT_MODEL else "draft head"
-            _require(bool(self.model), "model", f"the {what}'s name or directory", self.model)
+        what = {DRAFT_MODEL: "the draft model's", EAGLE3: "the draft head's", MTP: "an assistant's"}[self.method]
+        if self.method != MTP or self.model is not None:
+            _require(bool(self.model), "model", f"{what} name or directory", self.model)
         self._check_left_out("prompt_lookup_max", "prompt_lookup_min", "prompt_lookup_history")
 
     def _check_left_out(self, *keys: str) -> None:

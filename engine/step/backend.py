@@ -167,11 +167,14 @@ def with_draft(
 
     A head's page has the features of the tokens that were fed last, as many as a step feeds of a
     row with ``num_drafts``: behind some of them, or behind the page's last one, goes the next step.
+    One that reads the model's pages sees a key more of a window than the model does, and none of its
+    own: the model keeps two tokens more.
     """
     if draft.head is None:
         return replace(page, of_draft=of_draft)
-    tail = PageTail(min(1 + num_drafts, page.page_size), draft.hidden_size, activations)
-    return replace(page, of_draft=replace(of_draft, tail=tail))
+    tail = PageTail(min(1 + num_drafts, page.page_size), draft.feature_size, activations)
+    windows = tuple(window and window + 2 for window in page.windows) if draft.reads_pages else page.windows
+    return replace(page, windows=windows, of_draft=replace(of_draft, tail=tail))
 
 
 def xla_backend(kv_dtype: np.dtype, *, latents: bool = False) -> Backend:

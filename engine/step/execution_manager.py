@@ -20,7 +20,7 @@ from engine.progress import Progress
 from engine.step.backend import Backend
 from engine.step.compilation import Compilation, OnCompiled, Program, StagedCompilation, compile_program, scratch_bytes
 from engine.step.drafts.draft_programs import DRAFT, FEED_DRAFT_MODEL, DraftPrograms
-from engine.step.drafts.head_pass import HeadPass
+from engine.step.drafts.fed_pass import fed_pass
 from engine.step.drafts.model_pass import ModelPass
 from engine.step.executables.stored import Stored, StoredExecutables
 from engine.step.forward_programs import (
@@ -74,7 +74,7 @@ class ExecutionManager:
         self.adapters = None if shapes.adapters is None else slot_arrays(decoder, shapes.adapters, mesh)
         """The slots of adapters, if there are such."""
         sizes = backend, shapes.cache, shapes.max_model_len
-        head = HeadPass(draft, decoder, *sizes) if isinstance(draft, DraftHead) else None
+        head = fed_pass(draft, decoder, *sizes) if isinstance(draft, DraftHead) else None
         one_pass = ModelPass(draft, *sizes) if isinstance(draft, Decoder) else head
         self._forward = ForwardPrograms(
             decoder, backend, shapes.cache, shapes.slots, mesh, shapes.max_model_len, self.adapters, head

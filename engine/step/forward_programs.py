@@ -25,7 +25,7 @@ from engine.models.weights.forms import Weight
 from engine.speculation.history import DRAFT_HEADER, PIECE, PIECE_HEADER, History, earlier_width
 from engine.step.backend import CACHE, Backend
 from engine.step.compilation import Program, lower
-from engine.step.drafts.head_pass import HeadPass
+from engine.step.drafts.draft_pass import FedPass
 from engine.step.layout import PROMPT_BLOCK, ModelInputBatch, StepLayout
 from engine.step.paged_attention import PagedAttention
 from engine.step.slot_state import SEPARATE, SlotShapes, SlotState
@@ -69,7 +69,7 @@ class ForwardPrograms:
         mesh: DeviceMesh,
         max_model_len: int | None = None,
         adapters: SlotArrays | None = None,
-        head: HeadPass | None = None,
+        head: FedPass | None = None,
     ) -> None:
         self._decoder, self._head = decoder, head
         self._split = SplitDecoder(decoder)

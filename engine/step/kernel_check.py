@@ -14,8 +14,9 @@ from caching.attention.spec import AttentionKernel, AttentionSpec
 from caching.attention.twin import Heads, largest_error
 from caching.metadata import PagedAttentionCacheMetaData
 from engine.hosts.processes import least_of_all
-from engine.models.layers.self_attention import SelfAttentionSpec
+from engine.models.layers.self_attention import SelfAttentionSpec, self_attention
 from engine.models.partition import Partition
+from engine.models.spec import ModelSpec
 from engine.models.weights import panels
 from engine.models.weights.forms import InStack
 from engine.models.weights.int4 import Int4Experts
@@ -56,13 +57,21 @@ def tolerance_of(kv_dtype: np.dtype, dtype: np.dtype) -> float:
     return ROUNDED if is_narrow or jax.default_backend() != "cpu" else EXACT
 
 
-def trial_of(backend: Backend, partition: Partition, page_size: int, dtype: np.dtype, kv_dtype: np.dtype) -> Trial:
-    """What a device's part of a model asks of a backend's kernel."""
+def trial_of(
+    backend: Backend,
+    partition: Partition,
+    page_size: int,
+    dtype: np.dtype,
+    kv_dtype: np.dtype,
+    reader: ModelSpec | None = None,
+) -> Trial:
+    """What a device's part of a model asks of a backend's kernel, and a ``reader`` of its pages."""
     model = partition.model
     mixers = [block.mixer for block in model.blocks if isinstance(block.mixer, SelfAttentionSpec)]
     num_heads = max((mixer.num_heads for mixer in mixers), default=0)
     heads = Heads(num_heads // partition.devices, partition.kv_heads_each, model.head_dim, dtype)
-    specs = tuple(dict.fromkeys(mixer.scores for mixer in mixers))
+    reading = [] if reader is None else [self_attention(block) for block in reader.blocks]
+    specs = tuple(dict.fromkeys(mixer.scores for mixer in (*mixers, *reading)))
     return Trial(backend, backend.one_page(partition, page_size, kv_dtype), specs, heads)
 
 

@@ -1,6 +1,6 @@
 """Gemma 4, dense or with experts: full layers have larger heads, late layers read the keys and values of earlier ones."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,16 +59,34 @@ class Gemma4Fields(Fields):
 
 
 def gemma4(fields: Gemma4Fields) -> ModelSpec:
-    """The last layer is full, whatever ``layer_types`` says."""
-    types = [*layer_pattern(fields, 6)[:-1], FULL]
-    fields = msgspec.structs.replace(fields, layer_types=types, hidden_act=fields.hidden_activation)
-    own = fields.num_hidden_layers - fields.num_kv_shared_layers
+    """See ``gemma4_layers``; some layers may read the keys and values of earlier ones."""
+    types, own = layer_types(fields), fields.num_hidden_layers - fields.num_kv_shared_layers
     require(own > 0, f"num_kv_shared_layers {fields.num_kv_shared_layers} leaves no layer with keys of its own")
+    last = {layer_type: layer for layer, layer_type in enumerate(types[:own])}
     for layer_type in types[own:]:
-        require(layer_type in types[:own], f"no layer of {layer_type} has keys that the last layers could read")
+        require(layer_type in last, f"no layer of {layer_type} has keys that the last layers could read")
     size = fields.hidden_size_per_layer_input
     if size:
         require_one_of("vocab_size_per_layer_input", fields.vocab_size_per_layer_input, (fields.vocab_size,))
+    model = gemma4_layers(fields, [None] * own + [last[layer_type] for layer_type in types[own:]])
+    activation = msgspec.structs.replace(fields, hidden_act=fields.hidden_activation).activation
+    return replace(
+        model,
+        tensors=tuple(EXPERTS.items()) if fields.enable_moe_block else (),
+        per_layer_inputs=PerLayerInputSpec(size, activation) if size else None,
+        last_layers=tuple(last.items()),
+    )
+
+
+def layer_types(fields: Gemma4Fields) -> list[str]:
+    """Of each layer. The last one is full, whatever config.json says."""
+    return [*layer_pattern(fields, 6)[:-1], FULL]
+
+
+def gemma4_layers(fields: Gemma4Fields, sources: Sequence[int | None]) -> ModelSpec:
+    """A model whose layers read the keys and values of those in ``sources``; None is a layer's own."""
+    types = layer_types(fields)
+    fields = msgspec.structs.replace(fields, layer_types=types, hidden_act=fields.hidden_activation)
     model = decoder_spec(
         fields,
         norms=NormPlan.BOTH,
@@ -76,26 +94,25 @@ def gemma4(fields: Gemma4Fields) -> ModelSpec:
         embedding_multiplier=fields.hidden_size**0.5,
         logit_soft_cap=fields.final_logit_softcapping,
     )
+    without = "|".join(str(layer) for layer, source in enumerate(sources) if source is not None) or "none"
     return replace(
         model,
-        blocks=tuple(_blocks(fields, model, types, own)),
+        blocks=tuple(_blocks(fields, model, types, sources)),
         max_position=fields.max_position_embeddings,
-        tensors=tuple(EXPERTS.items()) if fields.enable_moe_block else (),
-        per_layer_inputs=PerLayerInputSpec(size, fields.activation) if size else None,
-        unused_tensors=rf"model\.layers\.({'|'.join(map(str, range(own, len(types)))) or 'none'})\.self_attn\.[kv]_.*",
+        unused_tensors=rf"model\.layers\.({without})\.self_attn\.[kv]_.*",
     )
 
 
-def _blocks(fields: Gemma4Fields, model: ModelSpec, types: list[str], own: int) -> Iterator[BlockSpec]:
+def _blocks(
+    fields: Gemma4Fields, model: ModelSpec, types: Sequence[str], sources: Sequence[int | None]
+) -> Iterator[BlockSpec]:
     """The blocks, with heads, ropes and sources by layer type."""
-    last = {layer_type: layer for layer, layer_type in enumerate(types[:own])}
-    for layer, (block, layer_type) in enumerate(zip(model.blocks, types, strict=True)):
-        shares = layer >= own
-        columns = fields.intermediate_size * (2 if shares and fields.use_double_wide_mlp else 1)
+    for layer, (block, layer_type, source) in enumerate(zip(model.blocks, types, sources, strict=True)):
+        columns = fields.intermediate_size * (2 if source is not None and fields.use_double_wide_mlp else 1)
         dense = GatedSpec(columns, activation=fields.activation)
         yield replace(
             block,
-            mixer=replace(_mixer(fields, layer, layer_type), kv_source=last[layer_type] if shares else None),
+            mixer=replace(_mixer(fields, layer, layer_type), kv_source=source),
             feed_forward=_experts(fields, dense) if fields.enable_moe_block else dense,
             feed_forward_norms=NormPlan.AFTER if fields.enable_moe_block else None,
             output_scale=True,

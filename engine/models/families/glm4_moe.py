@@ -8,10 +8,11 @@ import msgspec
 
 from engine.models.family import Family, Fields, decoder_spec, uniform_rope, with_experts
 from engine.models.feed_forward import GatedSpec
+from engine.models.head_specs import MTPHeadSpec
 from engine.models.layers.expert_router import RouterSpec, Scoring
 from engine.models.layers.experts import ExpertsSpec, gated
 from engine.models.requirements import Count, Positive
-from engine.models.spec import ModelSpec, MTPHeadSpec
+from engine.models.spec import ModelSpec
 
 FURTHER = "layers that predict further tokens"
 FurtherLayers = Annotated[int, msgspec.Meta(ge=0, le=4096)]

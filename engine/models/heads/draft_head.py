@@ -2,24 +2,35 @@
 
 from flax import nnx
 
+from engine.models.head_specs import AssistantSpec, MTPHeadSpec
+from engine.models.heads.assistant import Assistant
+from engine.models.heads.assistant_tensors import AssistantTensors
 from engine.models.heads.eagle_head import EagleHead
 from engine.models.heads.head_tensors import HeadTensors
 from engine.models.heads.mtp_head import MTPHead
 from engine.models.heads.mtp_layer import MTPTensors
 from engine.models.partition import Partition
-from engine.models.spec import ModelSpec, MTPHeadSpec
+from engine.models.spec import ModelSpec
 from engine.models.weights.sources import TensorSource
 
-DraftHead = EagleHead | MTPHead
+DraftHead = EagleHead | MTPHead | Assistant
 
 
 def draft_head(partition: Partition, rngs: nnx.Rngs) -> DraftHead:
     """The module of a model that is a draft head."""
-    return MTPHead(partition, rngs) if isinstance(partition.model.head, MTPHeadSpec) else EagleHead(partition, rngs)
+    match partition.model.head:
+        case MTPHeadSpec():
+            return MTPHead(partition, rngs)
+        case AssistantSpec():
+            return Assistant(partition, rngs)
+    return EagleHead(partition, rngs)
 
 
 def tensors_of_head(source: TensorSource, model: ModelSpec) -> TensorSource:
     """The tensors of a draft head under the names that its parameters call for."""
-    if isinstance(model.head, MTPHeadSpec):
-        return MTPTensors(source, model.head.prefix)
+    match model.head:
+        case MTPHeadSpec(prefix=prefix):
+            return MTPTensors(source, prefix)
+        case AssistantSpec():
+            return AssistantTensors(source, model.vocab_size)
     return HeadTensors(source, model.vocab_size)

@@ -11,23 +11,23 @@ which counts each position one less; rotary embedding knows differences alone.
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 
 from engine.models.decoder import Decoder, without_padding
+from engine.models.head_specs import EagleHeadSpec
+from engine.models.heads.draft_vocabulary import DraftVocabulary
 from engine.models.linear import linear, look_up, table_logits
 from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
 from engine.models.rope import Rotation, rotations
-from engine.models.spec import BlockSpec, EagleHeadSpec
+from engine.models.spec import BlockSpec
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.forms import Weight
-from engine.models.weights.parameters import LAYER, TOKENS, tensors
-from engine.vocabulary import NO_TOKEN_LOGIT, Vocabulary, padded_vocab_size
+from engine.models.weights.parameters import LAYER, tensors
+from engine.vocabulary import padded_vocab_size
 
 
 class HeadLayer(nnx.Module):
@@ -82,8 +82,7 @@ class EagleHead(nnx.Module):
         axes = {"vocabulary": self._padded, **hidden}
         padding = self._padded - head.num_tokens
         self.lm_head = make.table("lm_head", axes, tensors("lm_head.weight"), padding=padding)
-        # As float32, which has all whole numbers up to 2^24.
-        self.tokens = make.scale("tokens", {"columns": head.num_tokens}, tensors(TOKENS)) if head.has_tokens else None
+        self.drafted = DraftVocabulary(head.num_tokens, partition, make) if head.has_tokens else None
         self.partition, self._num_tokens = partition, head.num_tokens
         make.require_all_rules_used()
 
@@ -124,22 +123,8 @@ class EagleHead(nnx.Module):
 
     def token_ids(self, numbers: Array) -> Array:
         """i32[rows] places among the tokens that it drafts -> i32[rows] tokens; below 0 as it is."""
-        if self.tokens is None:
-            return numbers
-        return jnp.where(numbers < 0, numbers, self._all_tokens()[jnp.maximum(numbers, 0)])
+        return numbers if self.drafted is None else self.drafted.token_ids(numbers)
 
-    def over_vocabulary(self, logits: Array) -> Array:
+    def over_vocabulary(self, logits: Array, hidden: Array) -> Array:  # noqa: ARG002 - as of an Assistant
         """``logits`` -> f32[rows, part of the vocabulary], of others those of no token."""
-        if self.tokens is None:
-            return logits
-        partition, vocabulary = self.partition, Vocabulary(self.partition.axis)
-        size = partition.padded_vocab_size // partition.devices
-        places = vocabulary.place(self._all_tokens(), size)
-        drafted = vocabulary.gather(logits)[:, : self._num_tokens]
-        none = jnp.full((len(logits), size), NO_TOKEN_LOGIT)
-        return none.at[:, places].set(drafted, mode="drop")
-
-    def _all_tokens(self) -> Array:
-        assert self.tokens is not None
-        numbers = jnp.arange(self._num_tokens, dtype=jnp.int32)
-        return numbers + jax.lax.round(self.tokens[...]).astype(np.int32)
+        return logits if self.drafted is None else self.drafted.over_vocabulary(logits)

@@ -12,11 +12,12 @@ import msgspec
 
 from engine.errors import ConfigurationError
 from engine.models.family import Fields, decoder_spec
+from engine.models.head_specs import EagleHeadSpec
 from engine.models.heads.head_names import check_head
 from engine.models.heads.head_tensors import head_name
 from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, UnsupportedError, require, require_one_of
-from engine.models.spec import EagleHeadSpec, ModelSpec
+from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import TOKENS
 from engine.models.weights.sources import read_json, stored_names
 

@@ -1,4 +1,4 @@
-"""Draft heads by name alone: another model is refused in their place before JAX is imported."""
+"""Draft heads and assistants by name alone: another model is refused in their place before JAX is imported."""
 
 from pathlib import Path
 from typing import Any
@@ -8,17 +8,35 @@ from engine.models.weights.sources import read_json
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 """Of the authors and SpecForge; of vLLM; of vLLM's speculators, first and later."""
+ASSISTANT, UNIFIED_ASSISTANT = "Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"
 
 
 def check_head(directory: Path) -> None:
     """Raises ConfigurationError for a directory that has no config.json of a draft head."""
-    path = directory / "config.json"
-    if not path.is_file():
-        raise ConfigurationError(f"{directory} has no config.json: give the directory of a draft head")
-    given = read_json(path, dict[str, Any]).get("architectures")
-    named = given if isinstance(given, list) else []
+    path, named = _architectures(directory, "a draft head")
     if not any(name in ARCHITECTURES for name in named):
         raise ConfigurationError(
             f"{path}: architectures {named} are of no draft head of EAGLE-3, which are {', '.join(ARCHITECTURES)}; a model "
             "of its own drafts with the method draft_model"
         )
+
+
+def check_assistant(directory: Path) -> None:
+    """Raises ConfigurationError for a directory that has no config.json of an assistant of Gemma 4."""
+    path, named = _architectures(directory, "an assistant of Gemma 4")
+    if UNIFIED_ASSISTANT in named:
+        raise ConfigurationError(f"{path}: {UNIFIED_ASSISTANT} drafts for Gemma 4 Unified, which is not supported")
+    if ASSISTANT not in named:
+        raise ConfigurationError(
+            f"{path}: architectures {named} are of no assistant of Gemma 4, which is {ASSISTANT}, and beside the method mtp "
+            "model names such alone: leave it out to draft with a layer of the model's own checkpoint"
+        )
+
+
+def _architectures(directory: Path, kind: str) -> tuple[Path, list[Any]]:
+    """A directory's config.json, and the architectures in it."""
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ConfigurationError(f"{directory} has no config.json: give the directory of {kind}")
+    given = read_json(path, dict[str, Any]).get("architectures")
+    return path, given if isinstance(given, list) else []

@@ -41,14 +41,22 @@ class HeadTensors(RenamedTensors):
             return super().read(name, index)
         places = self.source.read(TOKENS, (slice(None),)).astype(np.int64)
         token_ids = places + np.arange(len(places))
-        if not (token_ids.min() >= 0 and token_ids.max() < self.vocab_size):
-            raise ConfigurationError(
-                f"{self.origin}: {TOKENS} has tokens from {token_ids.min():,} to {token_ids.max():,}, and the vocabulary has "
-                f"{self.vocab_size:,}: the head is for another model"
-            )
-        if len(np.unique(token_ids)) < len(token_ids):
-            raise ConfigurationError(f"{self.origin}: {TOKENS} has a token twice, of which a head drafts each once")
-        return places[index].astype(np.float32)
+        return token_offsets(token_ids, self.vocab_size, self.origin, TOKENS)[index]
+
+
+def token_offsets(token_ids: NDArray[np.int64], vocab_size: int, origin: str, name: str) -> NDArray[np.float32]:
+    """Each of the tokens that a head drafts, less its own number.
+
+    Raises ConfigurationError for what is no token, or the same twice; ``name`` is the tensor's.
+    """
+    if not (token_ids.min() >= 0 and token_ids.max() < vocab_size):
+        raise ConfigurationError(
+            f"{origin}: {name} has tokens from {token_ids.min():,} to {token_ids.max():,}, and the vocabulary has "
+            f"{vocab_size:,}: the head is for another model"
+        )
+    if len(np.unique(token_ids)) < len(token_ids):
+        raise ConfigurationError(f"{origin}: {name} has a token twice, of which a head drafts each once")
+    return (token_ids - np.arange(len(token_ids))).astype(np.float32)
 
 
 def head_name(name: str) -> str:

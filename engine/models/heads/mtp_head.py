@@ -20,12 +20,12 @@ from jax import Array
 
 from engine.models.decoder import Decoder, DecoderLayer
 from engine.models.decoder import logits as to_logits
+from engine.models.head_specs import MTPHeadSpec
 from engine.models.heads.mtp_layer import NORMS
 from engine.models.linear import linear, look_up
 from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
 from engine.models.rope import Rotation, rotations
-from engine.models.spec import MTPHeadSpec
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.forms import Weight
@@ -94,6 +94,6 @@ class MTPHead(nnx.Module):
         """i32[rows] tokens, which are what it drafts."""
         return numbers
 
-    def over_vocabulary(self, logits: Array) -> Array:
+    def over_vocabulary(self, logits: Array, hidden: Array) -> Array:  # noqa: ARG002 - as of an Assistant
         """``logits``, which have all tokens."""
         return logits

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from engine.models.layers.mixer import OfLayer, State
+from engine.models.layers.mixer import OfLayer, OfModel, State
 from engine.models.spec import BlockSpec
 
 MOST_GROUPS = 8
@@ -25,7 +25,7 @@ class CachePlace(NamedTuple):
 
 
 NO_PLACE = CachePlace(0, 0)
-"""Of a layer without a mixer."""
+"""Of a layer without a mixer, or one that reads another model's."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _windows(blocks: Sequence[BlockSpec]) -> dict[int, int | None]:
     windows: dict[int, int | None] = {}
     for layer, block in enumerate(blocks):
         cached, source = block.cached, _source(blocks, layer)
-        if cached is None or isinstance(cached, State):
+        if cached is None or isinstance(cached, OfModel | State):
             continue
         window = cached.reach
         before = windows.get(source, 0)

@@ -48,6 +48,16 @@ class OfLayer:
 
 
 @dataclass(frozen=True)
+class OfModel:
+    """A layer of a draft head caches nothing, and reads the cache of a layer of the model that it
+    drafts for."""
+
+    layer: int
+    reach: int | None = None
+    """As in KeysAndValues."""
+
+
+@dataclass(frozen=True)
 class State:
     """A layer keeps arrays of equal size for each sequence, whatever its length, in a slot."""
 
@@ -67,7 +77,7 @@ class State:
 
 InPages = KeysAndValues | Latents
 """What a page has of a layer."""
-Cached = InPages | OfLayer | State
+Cached = InPages | OfLayer | OfModel | State
 """What a layer caches."""
 
 

@@ -8,7 +8,7 @@ from flax import nnx
 from jax import Array
 
 from caching.attention.spec import AttentionInputs, AttentionSpec
-from engine.models.layers.mixer import Cached, KeysAndValues, OfLayer
+from engine.models.layers.mixer import Cached, KeysAndValues, OfLayer, OfModel
 from engine.models.linear import linear
 from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
@@ -45,6 +45,8 @@ class SelfAttentionSpec:
     """Values are the keys as they are before norm and rotation."""
     kv_source: int | None = None
     """The layer whose keys and values are read; None is this one."""
+    of_model: bool = False
+    """Whether that is a layer of the model that a draft head drafts for."""
     gated: bool = False
     """What a head attends to is multiplied by a sigmoid of the input (Qwen3-Next)."""
     input_size: int | None = None
@@ -53,6 +55,8 @@ class SelfAttentionSpec:
     @property
     def cached(self) -> Cached:
         """See MixerSpec."""
+        if self.kv_source is not None and self.of_model:
+            return OfModel(self.kv_source, self.scores.reach)
         if self.kv_source is not None:
             return OfLayer(self.kv_source, self.scores.reach)
         return KeysAndValues(self.num_kv_heads, self.head_dim, self.scores.reach)

@@ -5,10 +5,12 @@ from typing import Any, Protocol
 from jax import Array
 
 from caching.attention.spec import PageTable
+from caching.paged_attention_cache import PagedAttentionCache
 from engine.sampling.sampler_inputs import SamplerInputs
+from engine.step.layout import ModelInputBatch
 
 Pages = tuple[Array, ...]
-"""``PagedAttentionCache.draft``."""
+"""Arrays of a PagedAttentionCache: ``draft``, or for an assistant ``layers`` and then ``draft``."""
 
 
 class DraftPass(Protocol):
@@ -29,6 +31,16 @@ class DraftPass(Protocol):
     def feeds_last(self) -> bool:
         """Whether DRAFT feeds it the last draft, too, as no other program of the step does."""
 
+    @property
+    def stays(self) -> bool:
+        """Whether it makes all drafts of a row at the position of the row's last token."""
+
+    def pages(self, cache: PagedAttentionCache) -> Pages:
+        """What it reads and writes."""
+
+    def cache_with(self, cache: PagedAttentionCache, pages: Pages) -> PagedAttentionCache:
+        """The cache with these in the place of its ``pages``."""
+
     def features(self, pages: Pages, tables: Array, positions: Array) -> Array:
         """f[rows, size] what it is to know of the tokens before i32[rows] positions, with page
         tables i32[groups, rows, pages_per_seq]; of size 0 if that is nothing."""
@@ -45,6 +57,18 @@ class DraftPass(Protocol):
     def drafts(self, weights: list[Array], hidden: Array, inputs: SamplerInputs, key: Array) -> Array:
         """i32[rows] drafts from f[rows, hidden], drawn with the random numbers that will draw the
         tokens in their places."""
+
+
+class FedPass(DraftPass, Protocol):
+    """A draft head: FORWARD gives it what the model makes of a step's tokens."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Of the model, those whose input it reads."""
+
+    def feed(self, weights: list[Array], pages: Pages, batch: ModelInputBatch, hidden: Array, taps: Array) -> Pages:
+        """``PagedAttentionCache.draft`` with the tokens of a step, of which the model has f[T, hidden]
+        behind its last norm, and f[taps, T, hidden]."""
 
 
 def of_group(table: PageTable, group: int) -> PageTable:

@@ -4,7 +4,6 @@ A draft model is fed what the model is fed. Its pages so have every token that t
 to the last one that is fed, whether it was drafted, given or sampled. FORWARD feeds a draft head.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -79,8 +78,8 @@ class DraftPrograms:
             _, batch, _ = layout.unpack(packed, slots, history)
             nothing = jnp.zeros((len(batch.token_ids), 0), jnp.float32)
             tokens = nothing, batch.token_ids, batch.positions, batch.table
-            pages, _, _ = self._pass.run(weights, cache.draft, *tokens)
-            return replace(cache, draft=pages)
+            pages, _, _ = self._pass.run(weights, self._pass.pages(cache), *tokens)
+            return self._pass.cache_with(cache, pages)
 
         packed = self._mesh.shapes(jax.ShapeDtypeStruct((layout.size,), np.int32))
         return lower(self._mesh.on_each(feed, (*self._specs, COPY), CACHE), *self._state, packed, donate=1)
@@ -105,8 +104,10 @@ class DraftPrograms:
                 pages, features, history = state
                 is_fed = (counts > 0) & (counts + more > place)
                 positions = jnp.where(is_fed, begins + place, 0)
-                table, token_ids = _of_single_tokens(tables, is_fed, positions), history.fed(of_rows, positions)
-                pages, hidden, features = one_pass.run(weights, pages, features, token_ids, positions, table)
+                token_ids = history.fed(of_rows, positions)
+                seen = jnp.where(is_fed, begins, 0) if one_pass.stays else positions
+                table = _of_single_tokens(tables, is_fed, seen)
+                pages, hidden, features = one_pass.run(weights, pages, features, token_ids, seen, table)
                 inputs = self._inputs(of_rows, is_fed, positions + 1, slots)
                 drafts = jax.lax.cond(
                     place < counts[0],
@@ -116,11 +117,11 @@ class DraftPrograms:
                 slots_drafted = jnp.where(counts > place, of_rows, np.int32(inputs.dump_slot))
                 return pages, features, history.drafted(slots_drafted, positions + 1, drafts)
 
-            features = one_pass.features(cache.draft, tables, begins)
-            state, count = (cache.draft, features, history), counts[0] + more
+            pages = one_pass.pages(cache)
+            state, count = (pages, one_pass.features(pages, tables, begins), history), counts[0] + more
             pages, _, history = jax.lax.fori_loop(jnp.int32(0), count, feed_next, state)
             drafts = history.drafts(of_rows, begins + 1, counts)
-            return replace(cache, draft=pages), history, drafts
+            return one_pass.cache_with(cache, pages), history, drafts
 
         drafted = self._mesh.shapes(jax.ShapeDtypeStruct((2, rows), np.int32))
         key = self._mesh.shapes(jax.eval_shape(lambda: jax.random.key(0)))

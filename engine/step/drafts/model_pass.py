@@ -1,5 +1,6 @@
 """A draft model, as the programs of a step run it."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 import jax.numpy as jnp
@@ -7,6 +8,7 @@ from jax import Array
 
 from caching.attention.spec import PageTable
 from caching.metadata import PagedAttentionCacheMetaData
+from caching.paged_attention_cache import PagedAttentionCache
 from engine.models.decoder import Decoder
 from engine.models.step_context import StepContext
 from engine.sampling.sampler import greedy
@@ -24,7 +26,7 @@ class ModelPass:
     ``max_model_len`` is the daemon's.
     """
 
-    feeds_last = True
+    feeds_last, stays = True, False
 
     def __init__(
         self, decoder: Decoder, backend: Backend, pool: PagedAttentionCacheMetaData, max_model_len: int
@@ -44,6 +46,14 @@ class ModelPass:
     def specs(self) -> list[Any]:
         """See DraftPass."""
         return self._split.weight_specs
+
+    def pages(self, cache: PagedAttentionCache) -> Pages:
+        """See DraftPass."""
+        return cache.draft
+
+    def cache_with(self, cache: PagedAttentionCache, pages: Pages) -> PagedAttentionCache:
+        """See DraftPass."""
+        return replace(cache, draft=pages)
 
     def features(self, pages: Pages, tables: Array, positions: Array) -> Array:  # noqa: ARG002
         """See DraftPass: nothing."""
