@@ -62,6 +62,7 @@ def test_an_assistant_drafts_what_torch_does(name, tmp_path):
     assert compared > 200
 
 
+@pytest.mark.thorough
 def test_requests_are_given_the_same_as_without_drafts(tmp_path):
     """Drawn and greedy, several at once, preempted, and from pages of others; some drafts are right."""
     name = "assistant in clusters"
