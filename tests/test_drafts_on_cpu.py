@@ -27,6 +27,7 @@ SHAPES = SlotShapes(SLOTS, 2, 5, LENGTH, DRAFTS, num_earlier=50)
 LAYOUT = StepLayout(16, 10, SHAPES.num_groups, has_drafts=True)
 METHODS = {
     "ngram": {"prompt_lookup_min": 1, "prompt_lookup_max": 3},
+    "ngram of many tokens": {"prompt_lookup_min": 1, "prompt_lookup_max": 12},
     "ngram of earlier requests": {"prompt_lookup_min": 2, "prompt_lookup_max": 4, "prompt_lookup_history": 50},
     "draft_model": {"model": "small"},
 }
@@ -53,9 +54,14 @@ def both_verifications(method):
 
 @st.composite
 def histories(draw, shapes=SHAPES):
-    """Of few different tokens, so that much repeats, with texts of earlier requests behind them."""
+    """Of few different tokens, so that much repeats, some of it in long runs that go round, with texts of earlier requests
+    behind them."""
     history, rng = shapes.new_fed(), np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     ids = rng.integers(0, draw(st.integers(1, 4)), history.ids.shape, dtype=np.int32)
+    period = draw(st.sampled_from([0, 0, 1, 2, 3, 5]))
+    if period:
+        others = rng.random(ids.shape) < draw(st.sampled_from([0.0, 0.03, 0.1]))
+        ids = np.where(others, ids, ids[:, np.arange(ids.shape[1]) % period])
     earlier = ids[:, own_width(LENGTH, DRAFTS) :]
     earlier[rng.random(earlier.shape) < 0.3] = NO_DRAFT
     earlier[:, draw(st.integers(0, 60)) :] = NO_DRAFT

@@ -2,6 +2,7 @@
 // prompt_lookup.py have of XLA's operations, which pass over all places of all rows many times.
 
 #include <algorithm>
+#include <vector>
 
 #include "handler.h"
 
@@ -14,6 +15,29 @@ constexpr int64_t kBlock = 64;  // places that are looked over at once
 // A run of a sequence's last tokens that came before: where it ended, and of how many tokens it is.
 struct Run {
   int64_t end = -1, length = 0;
+};
+
+// The last tokens of a sequence, the latest first, and how far they repeat themselves (Gusfield 1997, "Z algorithm").
+class Pattern {
+ public:
+  Pattern(const int32_t* last, int64_t size) : last_(last), repeats_(size) {
+    if (size) repeats_[0] = size;
+    for (int64_t at = 1, begin = 0, end = 0; at < size; ++at) {
+      int64_t run = at < end ? std::min(repeats_[at - begin], end - at) : 0;
+      while (at + run < size && last_[-run] == last_[-at - run]) ++run;
+      repeats_[at] = run;
+      if (at + run > end) begin = at, end = at + run;
+    }
+  }
+
+  int64_t size() const { return static_cast<int64_t>(repeats_.size()); }
+  int32_t operator[](int64_t at) const { return last_[-at]; }
+  // How many tokens from `at` on are as the first ones.
+  int64_t repeats(int64_t at) const { return repeats_[at]; }
+
+ private:
+  const int32_t* last_;
+  std::vector<int64_t> repeats_;
 };
 
 // Looks in a sequence's tokens, and in earlier texts, the last places of its row, for runs of its last tokens.
@@ -30,8 +54,9 @@ class Lookup {
   int32_t draft(const int32_t* ids, int64_t length, int64_t count, int32_t* drafts) const {
     std::fill_n(drafts, count, kNoDraft);
     if (length <= 0) return 0;
-    Run best = latest(ids, length, 0, length - 1, {});
-    if (best.length < longest_) best = latest(ids, length, own_width_, width_ - 1, best);
+    const Pattern last(ids + length - 1, std::min(longest_, length));
+    Run best = latest(ids, last, 0, length - 1, {});
+    if (best.length < longest_) best = latest(ids, last, own_width_, width_ - 1, best);
     if (best.length < shortest_) return 0;
     const bool own = best.end < own_width_;
     const int64_t first = best.end + 1, period = own ? length - first : width_;
@@ -46,19 +71,22 @@ class Lookup {
 
  private:
   // The longest run that ends from `from` on and before `to`, of several the latest; `best`, unless it is longer.
-  Run latest(const int32_t* ids, int64_t length, int64_t from, int64_t to, Run best) const {
-    const int32_t* last = ids + length - 1;
-    const int64_t most = std::min(longest_, length);
-    while (to > from && best.length < most) {
+  // No token is compared again that has been found to be as one of the last: so it takes as long whatever a client writes.
+  static Run latest(const int32_t* ids, const Pattern& last, int64_t from, int64_t to, Run best) {
+    int64_t known = to, since = to;  // tokens behind `known`, up to `since`, are as the last ones
+    while (to > from && best.length < last.size()) {
       const int64_t begin = std::max(from, to - kBlock);
       int32_t any = 0;
-      for (int64_t at = begin; at < to; ++at) any |= ids[at] == *last;
+      for (int64_t at = begin; at < to; ++at) any |= ids[at] == last[0];
       for (int64_t at = to - 1; any && at >= begin; --at) {
-        if (ids[at] != *last || ids[at + 1] < 0) continue;
-        int64_t run = 1;
-        while (run < most && at - run >= from && ids[at - run] == last[-run]) ++run;
+        if (ids[at] != last[0] || ids[at + 1] < 0) continue;
+        int64_t run = at > known ? std::min(last.repeats(since - at), at - known) : 0;
+        if (at - run <= known) {
+          while (run < last.size() && at - run >= from && ids[at - run] == last[run]) ++run;
+          known = at - run, since = at;
+        }
         if (run > best.length) best = {at, run};
-        if (run == most) break;
+        if (run == last.size()) break;
       }
       to = begin;
     }
