@@ -25,7 +25,6 @@ from engine.models.weights.sources import read_json
 
 NONE_OF = {
     "hidden_size_per_layer_input": 0,
-    "vocab_size_per_layer_input": 0,
     "enable_moe_block": False,
     "use_double_wide_mlp": False,
 }
@@ -108,6 +107,7 @@ def _text_fields(fields: _AssistantFields) -> Gemma4Fields:
         require_one_of(key, given.get(key, supported[0]), supported)
     for key, none in NONE_OF.items():
         require_one_of(key, given.pop(key, none), (none,))
+    given.pop("vocab_size_per_layer_input", None)  # nothing reads it
     dtype = given.get("dtype") or given.get("torch_dtype") or fields.dtype or fields.torch_dtype
     return msgspec.convert({**given, "hidden_size_per_layer_input": 0, "dtype": dtype}, Gemma4Fields)
 
