@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from assistant_checkpoints import ASSISTANTS, CONTEXT, TEXT, assistant_tensors, build_assistant, build_assisted
+from adapter_files import AdapterKind, write_adapter
+from assistant_checkpoints import ASSISTANTS, CONTEXT, TEXT, VARIANT, assistant_tensors, build_assistant, build_assisted
 from checkpoints import build_checkpoint
 from head_checkpoints import build_head, write
 from loading import FLOAT32, load
@@ -67,7 +68,7 @@ def test_requests_are_given_the_same_as_without_drafts(tmp_path):
     """Drawn and greedy, several at once, preempted, and from pages of others; some drafts are right."""
     name = "assistant in clusters"
     model, assistant = build_assisted(tmp_path / "model", name), build_assistant(tmp_path / "assistant", name)
-    engine = build_engine(model, config_of(assistant), num_pages=26)
+    engine = build_engine(model, config_of(assistant), num_pages=14, max_num_seqs=6)
     vocabulary = engine.limits.vocab_size
 
     def sequences(drafts):
@@ -84,6 +85,36 @@ def test_requests_are_given_the_same_as_without_drafts(tmp_path):
     stats = engine.stats()
     assert stats.num_draft_tokens > 100 and stats.num_accepted_tokens > 10
     assert stats.preemptions and stats.prefix_cache_hits and not stats.compilations_after_ready
+
+
+@pytest.mark.thorough
+def test_drafts_are_right_as_often_beside_adapters_and_after_sleeps(tmp_path):
+    """What requests are given is the same as without drafts, and after a wake the same again."""
+    name, adapter = "assistant", AdapterKind(r"self_attn\.q_proj|mlp\.up_proj", 4, seed=1)
+    model, assistant = build_assisted(tmp_path / "model", name), build_assistant(tmp_path / "assistant", name)
+    engine = build_engine(model, config_of(assistant), num_pages=40, enable_lora=True, max_loras=2, max_lora_rank=8)
+    found = engine.read_adapter(str(write_adapter(tmp_path / "adapter", VARIANT, adapter)))
+    engine.add_adapter(found)
+
+    def counted(drafts):
+        """The answers, and how many drafts were right."""
+        sequences, before = requests(1, 8, engine.limits.vocab_size, temperature=100.0), engine.stats()
+        for number, sequence in enumerate(sequences):
+            sequence.params = structs.replace(sequence.params, num_speculative_tokens=drafts)
+            sequence.adapter_id = found.uid if number % 2 else 0
+            sequence.salt = bytes([number % 2])
+        return answers(engine, sequences), engine.stats().num_accepted_tokens - before.num_accepted_tokens
+
+    expected, _ = counted(0)
+    drafted = counted(None)
+    assert drafted[0] == expected and drafted[1] > 20
+    for level in (1, 2):
+        engine.sleep(level)
+        engine.wake()
+
+        again = counted(None)
+
+        assert again[0] == expected and again[1] > 20
 
 
 def test_pages_have_hidden_states_of_the_model_and_nothing_of_the_assistant(tmp_path):
