@@ -1,8 +1,9 @@
-// Adapters of rows: out[row] += (x[row] @ a) @ b, by the factors in each row's slot. Factors that no row has are not read, and a
-// row's product does not depend on the others.
+// Adapters of rows: out[row] += (x[row] @ a) @ b, by the factors in each row's slot. Factors that no row has are not read, and
+// a row's product does not depend on the others.
 //
 // A slot is written by engine/models/adapters/slot_words.py: a header, a of all of a kernel's parts side by side in panels, of
-// which the last is half as wide where that suffices, and b of each part in panels. Its numbers are float32 or bfloat16. A part has the rank that this adapter has there, which may be 0.
+// which the last is half as wide where that suffices, and b of each part in panels. Its numbers are float32 or bfloat16. A part
+// has the rank that this adapter has there, which may be 0.
 
 #include <algorithm>
 #include <memory>
@@ -14,10 +15,10 @@
 
 namespace odriver {
 
-constexpr int64_t kHeader = 16;       // words: the bytes of a number, 0 without an adapter, and the rank of each part
+constexpr int64_t kHeader = 16;  // words: the bytes of a number, 0 without an adapter, and the rank of each part
 constexpr int kRowsAtOnce = kMaxSums / kPanelVectors;
 constexpr int64_t kTilesOfThread = 4;  // at least, or a tile is for several threads
-constexpr int64_t kFetched = 64;      // rows of panels, ahead of the one that is multiplied
+constexpr int64_t kFetched = 64;       // rows of panels, ahead of the one that is multiplied
 constexpr int64_t kScattered = -1;
 
 int64_t panels_of(int64_t columns) { return (columns + kPanelWidth - 1) / kPanelWidth; }
@@ -70,8 +71,8 @@ struct Slot {
   }
 };
 
-// out[rows, vectors * kWidth] (+)= x[rows, depth] @ panel[depth, the same]; rows are wherever x and out point to. What is added to
-// out has been added up before.
+// out[rows, vectors * kWidth] (+)= x[rows, depth] @ panel[depth, the same]; rows are wherever x and out point to. What is added
+// to out has been added up before.
 template <int rows, int vectors, typename Stored>
 void multiply_panel(const float* const* x, const Stored* panel, int64_t depth, float* const* out, int64_t column, bool add) {
   Vector sums[rows][vectors] = {};
@@ -121,7 +122,9 @@ class Adapters {
   }
 
   void add() const {
-    const int64_t tiles = tiles_.size(), of_a = panels_of(columns_), of_b = panels_before(outputs_.parts);
+    const int64_t tiles = tiles_.size(), of_a = panels_of(columns_);
+    int64_t of_b = 0;
+    for (int64_t part = 0; part < outputs_.parts; ++part) of_b += panels_of(outputs_.count(part));
     if (tiles >= kTilesOfThread * team().size()) {  // a tile's factors are then read as one piece
       parallel_for(tiles, [&](int64_t tile) {
         for (int64_t panel = 0; panel < of_a; ++panel) multiply_a(tiles_[tile], panel);
@@ -164,13 +167,6 @@ class Adapters {
     if (count > 0) columns_ = std::max(columns_, up_to_vector(factors.before(outputs_.parts)));
   }
 
-  // Of the outputs of the parts before one.
-  int64_t panels_before(int64_t part) const {
-    int64_t sum = 0;
-    for (int64_t each = 0; each < part; ++each) sum += panels_of(outputs_.count(each));
-    return sum;
-  }
-
   void multiply_a(const Tile& tile, int64_t panel) const {
     tile.slot.is_narrow() ? multiply_a_of<uint16_t>(tile, panel) : multiply_a_of<float>(tile, panel);
   }
@@ -192,10 +188,9 @@ class Adapters {
 
   // Adds the products with some panels of all parts' b.
   void multiply_b(const Tile& tile, int64_t begin, int64_t end) const {
-    for (int64_t part = 0; part < outputs_.parts; ++part) {
-      const int64_t before = panels_before(part), count = panels_of(outputs_.count(part));
-      const int64_t first = std::max<int64_t>(begin - before, 0), last = std::min(end - before, count);
-      if (first >= last) continue;
+    for (int64_t part = 0, count; part < outputs_.parts; ++part, begin -= count, end -= count) {
+      count = panels_of(outputs_.count(part));
+      const int64_t first = std::max<int64_t>(begin, 0), last = std::min(end, count);
       tile.slot.is_narrow() ? multiply_b_of<uint16_t>(tile, part, first, last) : multiply_b_of<float>(tile, part, first, last);
     }
   }
@@ -203,7 +198,7 @@ class Adapters {
   template <typename Stored>
   void multiply_b_of(const Tile& tile, int64_t part, int64_t begin, int64_t end) const {
     const int64_t rank = tile.slot.rank(part);
-    if (rank == 0) return;
+    if (rank == 0 || begin >= end) return;
     const float* low[kRowsAtOnce];
     float* out[kRowsAtOnce];
     for (int64_t row = 0; row < tile.count; ++row) {
