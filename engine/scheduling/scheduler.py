@@ -10,8 +10,8 @@ be replayed. The rules:
   prompts never starves a decode. Beside decodes there is no more left than keeps the step below
   their target for the time between tokens, by what steps have cost (``estimates``; ``update``
   is told their seconds). Without decodes, and with a flood of prompts, a step is no longer than
-  pays, as one who comes next waits for its end. Long prompts get no more than a part of what is left, one after the
-  other, as long as shorter prompts have a use for the rest.
+  pays, as one who comes next waits for its end. Long prompts get no more than a part of what is
+  left, one after the other, as long as shorter prompts have a use for the rest.
 - ``plan`` may be called again before the step before it has landed. A sequence counts its tokens
   in flight, so that one that will end by length is not planned again; one that ended otherwise has
   its late tokens dropped in ``update``.

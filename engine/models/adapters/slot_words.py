@@ -1,9 +1,10 @@
 """A kernel's factors in the slots of a CPU: the words that engine/models/cpu/adapters.cc reads.
 
 They are a header, ``a`` of all parts side by side and ``b`` of each part, in panels; the last panel
-of ``a`` is half as wide where that suffices. Of each part they have the ranks that are not zeros, and nothing of a part without an adapter. Factors whose
-numbers bfloat16 has, as published ones mostly are, are in bfloat16: half as much is read, and it is
-exact. What is left of a slot is not read.
+of ``a`` is half as wide where that suffices. Of each part they have the ranks that are not zeros,
+and nothing of a part without an adapter. Factors whose numbers bfloat16 has, as published ones
+mostly are, are in bfloat16: half as much is read, and it is exact. What is left of a slot is not
+read.
 """
 
 from functools import cache

@@ -97,7 +97,8 @@ class Lookup {
 };
 
 // (sampled[rows], slots[rows], positions[rows], offsets[rows], rests[rows], looks_up[], ids[slots, width], num_new[slots],
-// num_wrong[slots]) -> (result[2, rows], and the last three after the step), all s32. Where `longest` is 0, drafts are made later.
+// num_wrong[slots]) -> (result[2, rows], and the last three after the step), all s32. Where `longest` is 0, drafts are made
+// later.
 const char* verify(const Call& call) {
   for (int state = 0; state < 3; ++state)
     if (call.result(1 + state).data() != call.arg(6 + state).data()) return "XLA has copied the history";

@@ -1,5 +1,5 @@
 // What a step is told as one array, taken apart: what StepLayout.unpack (engine/step/layout.py) has of XLA's operations. Its
-// thirty small loops take XLA longer to compile than all layers of a model, and where rows may have drafts a fifth of a millisecond.
+// thirty small loops take XLA longer to compile than all layers of a model.
 
 #include <algorithm>
 #include <cstdlib>
@@ -138,8 +138,8 @@ void write_drafted(const Told& told, const Slots& slots, const Results& to, cons
   for (; at < to.rows; ++at) to.write_inputs(slots, at, {int32_t(slots.count - 1), 0, 0, 0});
 }
 
-// (packed, num_tokens[slots], page_tables[groups * slots, pages], parameters[n, slots], last_token[slots]; or instead of the last
-// one ids[slots, width] and num_wrong[slots] of the history) -> (the three arrays by slot; token_ids[T], positions[T],
+// (packed, num_tokens[slots], page_tables[groups * slots, pages], parameters[n, slots], last_token[slots]; or instead of the
+// last one ids[slots, width] and num_wrong[slots] of the history) -> (the three arrays by slot; token_ids[T], positions[T],
 // sampled[model rows], num_logits[]; kv_lens[model rows], page_indices[groups, model rows, pages], cu_q_lens[model rows + 1],
 // num_seqs[1]; inputs[fields, rows]), all s32
 template <typename Write>
