@@ -1,14 +1,15 @@
 """The limit of waiting requests, each client's share of it, and the retry delay."""
 
-import itertools
+import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from driver.errors import Overloaded
 from driver.open_requests import OpenRequest
-from driver.request import ReturnChannel, ReturnSample, TokenizerRequest
-from driver.stages.fair_share import Holder, Share, share
+from driver.request import ReturnSample, TokenizerRequest
+from driver.stages.fair_share import Holder, Holdings, Share
 from engine.metrics.engine_stats import EngineStats
 
 RATE_WINDOW = 5.0
@@ -18,11 +19,12 @@ LEAST_DELAY, MOST_DELAY = 0.5, 60.0
 
 
 class LoadLimit:
-    """Refuses requests while ``max_requests`` wait, or ``max_tokens`` of their prompts; the
-    caller's thread uses it.
+    """Refuses requests while ``max_requests`` wait, or ``max_tokens`` of their prompts. For any thread.
 
     A request waits until its first token; one with several samples counts once. A client with more
-    than its part of what waits is refused first (driver/stages/fair_share.py).
+    than its part of what waits is refused first (driver/stages/fair_share.py). What a request takes
+    does not grow with the number of those that wait: else many of one client would take the time
+    of others.
     """
 
     def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,27 +33,44 @@ class LoadLimit:
         self._clock = clock
         self._now = self._before = (clock(), 0)
         """Time and number of computed tokens at the start of this window and the one before."""
+        self._counting = threading.Lock()
+        self._waiting: set[OpenRequest] = set()
+        self._requests = Holdings()
+        self._tokens = Holdings()
+        """Of the prompts of those that wait."""
 
-    def check(self, new: OpenRequest, waiting: Collection[OpenRequest], stats: EngineStats) -> None:
-        """Raises Overloaded if the new request is one too many.
+    def enter(self, new: OpenRequest, stats: EngineStats) -> None:
+        """Counts the new request until ``leave``; raises Overloaded if it is one too many.
 
         If nothing waits a request may have any length; the first one of a client may fill the
         rest.
         """
-        tokens = sum([request.num_prompt_tokens for request in waiting])
-        requests = share(self._max_requests, 1, new.holder, [(request.holder, 1) for request in waiting])
+        with self._counting:
+            self._check(new, stats)
+            self._waiting.add(new)
+            self._requests.take(1, new.holder)
+            self._tokens.take(new.num_prompt_tokens, new.holder)
+
+    def leave(self, request: OpenRequest) -> None:
+        """The request waits no longer; one that is not counted changes nothing."""
+        with self._counting:
+            if request in self._waiting:
+                self._waiting.remove(request)
+                self._requests.give_back(1, request.holder)
+                self._tokens.give_back(request.num_prompt_tokens, request.holder)
+
+    def _check(self, new: OpenRequest, stats: EngineStats) -> None:
+        tokens, requests = self._tokens.total, self._requests.share(self._max_requests, 1, new.holder)
         if not requests.fits:
             raise self._overloaded(_too_many(requests, "requests"), tokens, stats)
-        if not waiting:
+        prompts = self._tokens.share(self._max_tokens, new.num_prompt_tokens, new.holder)
+        has_room = tokens + new.num_prompt_tokens <= self._max_tokens
+        if not self._waiting or prompts.fits or (not prompts.own and has_room):
             return
-        held = [(request.holder, request.num_prompt_tokens) for request in waiting]
-        prompts = share(self._max_tokens, new.num_prompt_tokens, new.holder, held)
-        is_first_with_room = not prompts.own and tokens + new.num_prompt_tokens <= self._max_tokens
-        if not (prompts.fits or is_first_with_room):
-            why = f"prompts of {tokens:,} tokens wait already, and {self._max_tokens:,} may"
-            if tokens + new.num_prompt_tokens <= self._max_tokens:
-                why = f"your prompts of {prompts.own:,} tokens wait already, and others' too: {prompts.part:,} is your part"
-            raise self._overloaded(why, tokens, stats)
+        why = f"prompts of {tokens:,} tokens wait already, and {self._max_tokens:,} may"
+        if has_room:
+            why = f"your prompts of {prompts.own:,} tokens wait already, and others' too: {prompts.part:,} is your part"
+        raise self._overloaded(why, tokens, stats)
 
     def _overloaded(self, why: str, tokens: int, stats: EngineStats) -> Overloaded:
         delay = self._delay(tokens, stats)
@@ -77,37 +96,43 @@ class TokenizerLimit:
 
     def __init__(self, max_requests: int) -> None:
         self._max_requests = max_requests
-        self._serials = itertools.count()
-        self._waiting: dict[int, Holder] = {}
+        self._counting = threading.Lock()
+        self._waiting = Holdings()
 
     def submit(self, request: TokenizerRequest, submit: Callable[[TokenizerRequest], None]) -> None:
         """Submits the request, which counts until it is answered; raises Overloaded."""
-        requests = share(self._max_requests, 1, request.holder, [(other, 1) for other in list(self._waiting.values())])
-        if not requests.fits:
-            raise Overloaded(
-                f"{requests.total:,} tokenizer requests wait already, {requests.own:,} of them yours: try later"
-            )
-        serial = next(self._serials)
-        self._waiting[serial] = request.holder
+        with self._counting:
+            requests = self._waiting.share(self._max_requests, 1, request.holder)
+            if not requests.fits:
+                raise Overloaded(
+                    f"{requests.total:,} tokenizer requests wait already, {requests.own:,} of them yours: try later"
+                )
+            self._waiting.take(1, request.holder)
+        counted = _Counted(self, request)
         try:
-            submit(replace(request, channel=_Counted(self, serial, request.channel)))
+            submit(replace(request, channel=counted))
         except BaseException:
-            self.end(serial)
+            counted.end()
             raise
 
-    def end(self, serial: int) -> None:
-        """Counts the request no longer; a second time changes nothing."""
-        self._waiting.pop(serial, None)
+    def end(self, holder: Holder) -> None:
+        """A request of this holder counts no longer."""
+        with self._counting:
+            self._waiting.give_back(1, holder)
 
 
 class _Counted:
-    """The channel of a counted request."""
+    """The channel of a counted request, which counts until it is first put into."""
 
-    def __init__(self, limit: TokenizerLimit, serial: int, channel: ReturnChannel) -> None:
-        self._limit = limit
-        self._serial = serial
-        self._channel = channel
+    def __init__(self, limit: TokenizerLimit, request: TokenizerRequest) -> None:
+        self._request = request
+        self._counting = [limit]
+        """Empty once the request counts no longer: one pop decides, whichever thread it is on."""
 
     def put(self, sample: ReturnSample) -> None:
-        self._limit.end(self._serial)
-        self._channel.put(sample)
+        self.end()
+        self._request.channel.put(sample)
+
+    def end(self) -> None:
+        with suppress(IndexError):
+            self._counting.pop().end(self._request.holder)

@@ -168,7 +168,7 @@ class oDriver:
         """Those that requests can name."""
         self._loader = AdapterLoader(engine.read_adapter, self.adapters, post, adapter_root)
         self._add_adapter = engine.add_adapter
-        self._open_requests = OpenRequests(self._tell_observers, self.adapters.release)
+        self._open_requests = OpenRequests(self._tell_observers, self._release)
         self._grammar_compiler = GrammarCompiler(tokenizer, self.limits)
         self._compile = CompileGrammars(self._grammar_compiler, self._open_requests, post, most_queued, engine.earlier)
         self._prepare = PrepareInputs(
@@ -176,7 +176,9 @@ class oDriver:
         )
         self._updates = WeightUpdates(engine, post)
         self.request_metrics = RequestMetrics(self.limits.max_model_len)
-        self._summary = ProcessSummary(tokenizer, self._open_requests, self._summaries, post, self.request_metrics)
+        self._summary = ProcessSummary(
+            tokenizer, self._open_requests, self._summaries, post, self.request_metrics, self._load_limit.leave
+        )
         self._threads = [
             *[SafeThread("prepare inputs", run, self._thread_died) for run in self._prepare.runs],
             *[SafeThread("compile grammars", run, self._thread_died) for run in self._compile.runs],
@@ -215,8 +217,7 @@ class oDriver:
         try:
             self._availability.check()
             added.adapter = self.adapters.acquire(request.model, request.adapters)
-            waiting = [other for other in self._open_requests.waiting() if other is not added]
-            self._load_limit.check(added, waiting, self._execution.stats)
+            self._load_limit.enter(added, self._execution.stats)
             self._prepare.submit(added)
         except (NotFound, Overloaded, Asleep, Draining, QueueClosed) as refusal:
             if not self._open_requests.withdraw(added):
@@ -397,6 +398,12 @@ class oDriver:
     def _tell_observers(self, request: OpenRequest, last: ReturnSample) -> None:
         for ended in self._observers:
             ended(request, last)
+
+    def _release(self, request: OpenRequest) -> None:
+        """Take back what a request had that is open no more."""
+        self._load_limit.leave(request)
+        if request.adapter is not None:
+            self.adapters.release(request.adapter)
 
     def _check_running(self) -> None:
         if self._right_to_end.locked():

@@ -77,13 +77,13 @@ class OpenRequests:
     """The table of open requests; any thread may call any method.
 
     ``on_end`` is called with every last sample, before its delivery and on the same thread, and
-    ``release`` with the adapter of each request that is open no more.
+    ``release`` with each request that is open no more.
     """
 
     def __init__(
         self,
         on_end: Callable[[OpenRequest, ReturnSample], None] | None = None,
-        release: Callable[[LoadedAdapter], None] = lambda _: None,
+        release: Callable[[OpenRequest], None] = lambda _: None,
     ) -> None:
         self._on_end = on_end
         self._release = release
@@ -107,10 +107,6 @@ class OpenRequests:
     def all(self) -> list[OpenRequest]:
         """The open requests, oldest first."""
         return list(self._owed.values())
-
-    def waiting(self) -> list[OpenRequest]:
-        """The requests that have no token yet."""
-        return [request for request in list(self._owed.values()) if request.first_token_at is None]
 
     def find(self, request_id: str) -> OpenRequest | None:
         """The open request of that id, if there is one."""
@@ -167,8 +163,7 @@ class OpenRequests:
         if self._owed.pop(request.sequence_id, None) is None:
             return False
         del self._by_request_id[request.request_id]
-        if request.adapter is not None:
-            self._release(request.adapter)
+        self._release(request)
         return True
 
     def _call_when_none(self) -> None:

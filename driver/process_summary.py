@@ -26,7 +26,8 @@ class ProcessSummary:
 
     An exception from one request's output ends that request alone, and the engine ends its
     sequences. Outputs of a sequence after its last sample come from steps that were already
-    dispatched, and are dropped. ``post`` puts a Finished into the inbox of the execution thread.
+    dispatched, and are dropped. ``post`` puts a Finished into the inbox of the execution thread;
+    ``begun`` is called with each request that has its first token.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class ProcessSummary:
         summaries: BoundedQueue[Summary],
         post: Callable[[Finished], None],
         metrics: RequestMetrics,
+        begun: Callable[[OpenRequest], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokenizer = tokenizer
@@ -43,6 +45,7 @@ class ProcessSummary:
         self._summaries = summaries
         self._post = post
         self._metrics = metrics
+        self._begun = begun
         self._clock = clock
         self._replies: dict[str, _Reply] = {}
         """By sequence id."""
@@ -103,7 +106,11 @@ class ProcessSummary:
             kind = InternalError if output.internal else InvalidRequest
             self._end(reply.opened.request, kind(output.error), now, ended=output.request_id)
             return
-        self._put(reply, output, reply.sample(output, now, weight_version=item.weight_version), now)
+        request = reply.opened.request
+        waits, sample = request.first_token_at is None, reply.sample(output, now, weight_version=item.weight_version)
+        if waits and request.first_token_at is not None:
+            self._begun(request)
+        self._put(reply, output, sample, now)
 
     def _put(self, reply: "_Reply", output: SequenceOutput, sample: ReturnSample, now: float) -> None:
         if sample.finish_reason is not None:

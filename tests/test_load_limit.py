@@ -1,6 +1,5 @@
 """LoadLimit: how much may wait, and what those are told who come then."""
 
-import itertools
 import random
 from contextlib import suppress
 from typing import Any
@@ -11,7 +10,7 @@ from driver.errors import Overloaded
 from driver.load_limit import LoadLimit, TokenizerLimit
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel, ReturnSample, TokenizerRequest, Usage
-from driver.stages.fair_share import most
+from driver.stages.fair_share import Holdings, most
 from engine.metrics.engine_stats import EngineStats
 
 
@@ -26,16 +25,23 @@ def build_waiting(num_tokens: int = 1, client: str = "", user: str = "") -> Open
     return OpenRequest(request, "a#1", num_prompt_tokens=num_tokens)
 
 
-def fill(limit: LoadLimit, waiting: list[OpenRequest], client: str, user: str = "", num_tokens: int = 1) -> int:
-    """Have this one submit requests until one is refused; how many were taken."""
-    for count in itertools.count():
-        new = build_waiting(num_tokens, client, user)
-        try:
-            limit.check(new, waiting, EngineStats())
-        except Overloaded:
-            return count
-        waiting.append(new)
-    raise AssertionError
+def build_limit(requests: int, tokens: int, waiting: list[OpenRequest], **settings: Any) -> LoadLimit:
+    """A limit, and what waits already."""
+    limit = LoadLimit(requests, tokens, **settings)
+    for request in waiting:
+        limit.enter(request, EngineStats())
+    return limit
+
+
+def fill(limit: LoadLimit, client: str, user: str = "", num_tokens: int = 1) -> list[OpenRequest]:
+    """Have this one submit requests until one is refused; those that were taken."""
+    taken: list[OpenRequest] = []
+    with suppress(Overloaded):
+        while True:
+            new = build_waiting(num_tokens, client, user)
+            limit.enter(new, EngineStats())
+            taken.append(new)
+    return taken
 
 
 def test_a_prompt_is_counted_or_estimated_before_it_is_tokenised() -> None:
@@ -52,65 +58,76 @@ def test_a_prompt_is_counted_or_estimated_before_it_is_tokenised() -> None:
 
 def test_beyond_either_bound_a_request_is_refused() -> None:
     """As many requests as may wait, or as many tokens; alone, a request may be longer than the bound."""
-    limit = LoadLimit(3, 100)
     stats = EngineStats()
 
-    limit.check(build_waiting(500), [], stats)
-    limit.check(build_waiting(10), [build_waiting(45), build_waiting(45)], stats)
+    build_limit(3, 100, [build_waiting(500)])
+    build_limit(3, 100, [build_waiting(45), build_waiting(45), build_waiting(10)])
     with pytest.raises(Overloaded, match="3 requests wait already: try again in"):
-        limit.check(build_waiting(), [build_waiting()] * 3, stats)
+        build_limit(3, 100, [build_waiting() for _ in range(3)]).enter(build_waiting(), stats)
     with pytest.raises(Overloaded, match="prompts of 95 tokens wait already, and 100 may"):
-        limit.check(build_waiting(10), [build_waiting(95)], stats)
+        build_limit(3, 100, [build_waiting(95)]).enter(build_waiting(10), stats)
+
+
+def test_who_waits_no_longer_leaves_room_once() -> None:
+    """However often it is said, and whoever was refused and never counted takes none away."""
+    requests = [build_waiting(client=client) for client in ("a", "a", "b")]
+    limit = build_limit(3, 100, requests)
+    with pytest.raises(Overloaded):
+        limit.enter(refused := build_waiting(client="c"), EngineStats())
+
+    for request in (refused, requests[0], requests[0], refused):
+        limit.leave(request)
+
+    assert len(fill(limit, "c")) == 1
 
 
 @pytest.mark.parametrize("what", ["requests", "tokens"])
 def test_who_is_alone_may_fill_the_room_and_others_still_get_in(what: str) -> None:
     """An eighth more is for those who have less than their part; then nobody gets in."""
     limit = LoadLimit(64, 10**6) if what == "requests" else LoadLimit(10**6, 64)
-    waiting: list[OpenRequest] = []
 
-    assert fill(limit, waiting, "hog") == 64
-    assert fill(limit, waiting, "late") == 8
-    assert fill(limit, waiting, "later") == 0
+    assert [len(fill(limit, client)) for client in ("hog", "late", "later")] == [64, 8, 0]
 
 
 def test_in_the_fuller_half_nobody_takes_more_than_their_part() -> None:
     """A client that has it is refused, by name of its number, while one that has nothing gets in."""
-    limit, waiting = LoadLimit(64, 10**6), [build_waiting(client=str(number)) for number in range(3)]
+    limit = build_limit(64, 10**6, [build_waiting(client=str(number)) for number in range(3)])
 
-    assert fill(limit, waiting, "hog") == 29  # up to half of the room it is whoever comes first
+    assert len(fill(limit, "hog")) == 29  # up to half of the room it is whoever comes first
     with pytest.raises(Overloaded, match="29 requests of yours wait already, and others' too: 16 is your part"):
-        limit.check(build_waiting(client="hog"), waiting, EngineStats())
-    assert fill(limit, waiting, "late") == 64 // 5
+        limit.enter(build_waiting(client="hog"), EngineStats())
+    assert len(fill(limit, "late")) == 64 // 5
 
 
 def test_a_client_gains_nothing_by_inventing_users() -> None:
     """Its users share its part: with as many as it likes it has no more than an eighth above that."""
-    limit, waiting = LoadLimit(64, 10**6), []
-    assert fill(limit, waiting, "other") == 64
-    waiting[32:] = []
+    limit = LoadLimit(64, 10**6)
+    others = fill(limit, "other")
+    assert len(others) == 64
+    for request in others[32:]:
+        limit.leave(request)
 
-    taken = [fill(limit, waiting, "hog", str(number)) for number in range(100)]
+    taken = [len(fill(limit, "hog", str(number))) for number in range(100)]
 
     assert sum(taken) == 36
-    assert fill(limit, waiting, "late") > 0
+    assert fill(limit, "late")
 
 
 def test_users_of_one_client_do_not_lock_each_other_out() -> None:
     """Those behind one gateway: one fills the room, and the others still get in."""
-    limit, waiting = LoadLimit(64, 10**6), []
+    limit = LoadLimit(64, 10**6)
 
-    assert fill(limit, waiting, "gateway", "hog") == 64
-    assert fill(limit, waiting, "gateway", "late") > 0
+    assert len(fill(limit, "gateway", "hog")) == 64
+    assert fill(limit, "gateway", "late")
 
 
 def test_the_first_prompt_of_a_client_may_be_longer_than_its_part() -> None:
     """Where there is room for it: it would otherwise wait for a room that others keep half full."""
-    limit, waiting = LoadLimit(64, 1000), [build_waiting(300, "a"), build_waiting(100, "b")]
+    waiting = [build_waiting(300, "a"), build_waiting(100, "b")]
 
-    limit.check(build_waiting(600, "c"), waiting, EngineStats())
+    build_limit(64, 1000, waiting).enter(build_waiting(600, "c"), EngineStats())
     with pytest.raises(Overloaded, match="your prompts of 300 tokens wait already, and others' too: 500 is your part"):
-        limit.check(build_waiting(600, "a"), waiting, EngineStats())
+        build_limit(64, 1000, waiting).enter(build_waiting(600, "a"), EngineStats())
 
 
 def test_whatever_is_asked_the_room_has_a_bound() -> None:
@@ -119,9 +136,33 @@ def test_whatever_is_asked_the_room_has_a_bound() -> None:
     for size in (1, 2, 7, 64):
         limit, waiting = LoadLimit(size, 10**6), []
         for _ in range(40 * size):
-            fill(limit, waiting, str(draw.randrange(size + 1)), str(draw.randrange(3)))
+            waiting += fill(limit, str(draw.randrange(size + 1)), str(draw.randrange(3)))
             assert size // 2 <= len(waiting) <= most(size)
-            waiting = [request for request in waiting if draw.random() < 0.9]
+            for request in list(waiting):
+                if draw.random() < 0.1:
+                    waiting.remove(request)
+                    limit.leave(request)
+
+
+def test_counts_are_those_of_all_that_wait() -> None:
+    """After any history of what holders take and give back, a share is that of the sums."""
+    draw, holdings, held = random.Random(5), Holdings(), list[tuple[tuple[str, str], int]]()
+    for _ in range(2000):
+        holder = (draw.choice("abc"), draw.choice("xyz"))
+        if held and draw.random() < 0.5:
+            other, amount = held.pop(draw.randrange(len(held)))
+            holdings.give_back(amount, other)
+        else:
+            held.append((holder, amount := draw.randrange(1, 12)))
+            holdings.take(amount, holder)
+        clients = {client for (client, _), _ in held} | {holder[0]}
+        users = {user for (client, user), _ in held if client == holder[0]} | {holder[1]}
+
+        found = holdings.share(100, 5, holder)
+
+        assert found.total == sum(amount for _, amount in held)
+        assert found.own == sum(amount for other, amount in held if other == holder)
+        assert found.part == max(1, 100 // len(clients) // len(users))
 
 
 def test_tokenizer_requests_have_a_room_of_their_own() -> None:
@@ -151,8 +192,10 @@ def test_the_hint_is_the_time_for_half_of_what_waits() -> None:
     limit = LoadLimit(1, 1, clock=lambda: now)
 
     def hint(tokens: int, computed: int) -> float | None:
+        limit.enter(waits := build_waiting(tokens), EngineStats())
         with pytest.raises(Overloaded) as refusal:
-            limit.check(build_waiting(), [build_waiting(tokens)], EngineStats(prompt_tokens=computed))
+            limit.enter(build_waiting(), EngineStats(prompt_tokens=computed))
+        limit.leave(waits)
         return refusal.value.retry_after_s
 
     now = 10.0

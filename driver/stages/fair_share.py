@@ -6,8 +6,7 @@ client's users, so that a client gains nothing by inventing users. A single clie
 extra eighth is reserved for clients that come when it is full.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 Holder = tuple[str, str]
@@ -26,24 +25,50 @@ class Share(NamedTuple):
     fits: bool
 
 
-def share(size: int, amount: int, holder: Holder, held: Iterable[tuple[Holder, int]]) -> Share:
-    """Whether this holder may take ``amount`` more of ``size``, of which ``held`` is taken."""
-    by_client: defaultdict[str, int] = defaultdict(int)
-    by_user: defaultdict[str, int] = defaultdict(int)
-    client, user = holder
-    for (other, other_user), count in held:
-        by_client[other] += count
-        if other == client:
-            by_user[other_user] += count
-    total, own = sum(by_client.values()), by_user[user]
-    clients_part = size // (len(by_client) + (client not in by_client))
-    part = max(1, clients_part // len(by_user))
-    fits = total + amount <= size // 2 or (
-        own + amount <= part
-        and by_client[client] + amount <= clients_part + clients_part // 8
-        and total + amount <= most(size)
-    )
-    return Share(total, own, part, fits)
+class Holdings:
+    """What each holder has of a capacity. One thread at a time.
+
+    Every operation takes the same time, however much is held and by however many.
+    """
+
+    def __init__(self) -> None:
+        self._users: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """By client, what each user holds; none is 0."""
+        self._clients: Counter[str] = Counter()
+        self.total = 0
+        """Held by all."""
+
+    def share(self, size: int, amount: int, holder: Holder) -> Share:
+        """Whether this holder may take ``amount`` more of ``size``."""
+        client, user = holder
+        users = self._users.get(client, Counter[str]())
+        own, held = users[user], self._clients[client]
+        clients_part = size // (len(self._clients) + (client not in self._clients))
+        part = max(1, clients_part // (len(users) + (user not in users)))
+        fits = self.total + amount <= size // 2 or (
+            own + amount <= part
+            and held + amount <= clients_part + clients_part // 8
+            and self.total + amount <= most(size)
+        )
+        return Share(self.total, own, part, fits)
+
+    def take(self, amount: int, holder: Holder) -> None:
+        """This holder has ``amount`` more, whatever its share is."""
+        client, user = holder
+        self.total += amount
+        self._clients[client] += amount
+        self._users[client][user] += amount
+
+    def give_back(self, amount: int, holder: Holder) -> None:
+        """This holder has ``amount`` less, which it has taken."""
+        client, user = holder
+        self.total -= amount
+        self._clients[client] -= amount
+        self._users[client][user] -= amount
+        if not self._users[client][user]:
+            del self._users[client][user]
+        if not self._clients[client]:
+            del self._clients[client], self._users[client]
 
 
 def most(size: int) -> int:
