@@ -216,6 +216,23 @@ def test_too_many_waiting_requests_are_refused_at_once() -> None:
         assert text_of(list(submit(driver, "c"))) == "abcab"
 
 
+def test_who_has_a_token_waits_no_longer() -> None:
+    """Beside a request that streams as many may wait as the limit says, and no more."""
+    gate = threading.Semaphore(0)
+
+    with build_driver(FakeEngine(gate=gate), max_queued_requests=1) as driver:
+        stream = iter(submit(driver, "a"))
+        gate.release(1)
+        first = next(stream)
+        waiting = submit(driver, "b")
+        with pytest.raises(Overloaded, match="1 requests wait already"):
+            submit(driver, "c")
+        gate.release(100)
+
+        assert text_of([first, *stream]) == "abcab"
+        assert text_of(list(waiting)) == "abcab"
+
+
 def test_two_drivers_share_nothing() -> None:
     """The end of one driver is not noticed by another, nor are its request ids."""
     with build_driver() as first, build_driver() as second:
