@@ -28,7 +28,7 @@ from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import Backend, choose_backend
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import ADAPTED_FORWARD, FORWARD, WRITE_SLOTS
-from engine.step.layout import StepShapes
+from engine.step.inputs.layout import StepShapes
 from engine.step.runner import eSurgeRunner
 from engine.step.sampling_programs import LOGPROBS
 

@@ -26,12 +26,12 @@ from engine.sampling.logprobs import compute_logprobs
 from engine.sampling.new_tokens import last_sampled
 from engine.sampling.penalties import Penalties, apply_penalties
 from engine.sampling.sampler import SamplingRows, cuts_of, sample
-from engine.step import layout as step_layout
 from engine.step.backend import choose_backend
 from engine.step.compilation import lower
 from engine.step.forward_programs import ForwardPrograms
-from engine.step.layout import StepLayout
-from engine.step.slot_state import SlotShapes
+from engine.step.inputs import layout as step_layout
+from engine.step.inputs.layout import StepLayout
+from engine.step.inputs.slot_state import SlotShapes
 
 SEQUENCES, LENGTH, PAGE, PAGES = 4, 40, 16, 3
 BUCKETS = (1, 2, 3, 4, 16, 64)

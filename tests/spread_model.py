@@ -13,7 +13,7 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
-from engine.step import layout
+from engine.step.inputs import layout
 
 layout.FEW, layout.LEAST_LOGITS = 2, 1  # as a step of four rows has more
 REQUESTS = (

@@ -19,8 +19,8 @@ from engine.speculation.history import own_width
 from engine.speculation.speculative_config import SpeculativeConfig
 from engine.speculation.verification import verify
 from engine.step.cpu import unpack as cpu_unpack
-from engine.step.layout import FROM_SLOT, StepLayout
-from engine.step.slot_state import SlotShapes
+from engine.step.inputs.layout import FROM_SLOT, StepLayout
+from engine.step.inputs.slot_state import SlotShapes
 
 SLOTS, DRAFTS, LENGTH = 3, 3, 40
 SHAPES = SlotShapes(SLOTS, 2, 5, LENGTH, DRAFTS, num_earlier=50)

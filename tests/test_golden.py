@@ -37,7 +37,7 @@ from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import choose_backend, tpu_backend, xla_backend
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD, WRITE_SLOTS
-from engine.step.layout import StepShapes
+from engine.step.inputs.layout import StepShapes
 from engine.step.runner import eSurgeRunner
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -147,7 +147,7 @@ def compiled(request, tmp_path_factory):
     manager = RecordingManager(decoder, shapes, backend, mesh)
     manager.num_tokens = model.vocab_size
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.step.layout.LEAST_LOGITS", 0)  # as steps have few rows here
+        patch.setattr("engine.step.inputs.layout.LEAST_LOGITS", 0)  # as steps have few rows here
         manager.compile(lambda progress: None)
     return (
         json.loads((GOLDENS / f"{variant}.json").read_text())["cases"],

@@ -18,9 +18,9 @@ from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
 from engine.step.commands import encode
 from engine.step.cpu import unpack as kernel
-from engine.step.layout import StepLayout
-from engine.step.model_io import ModelIOProcessor
-from engine.step.slot_state import SEPARATE, SlotShapes
+from engine.step.inputs.layout import StepLayout
+from engine.step.inputs.model_io import ModelIOProcessor
+from engine.step.inputs.slot_state import SEPARATE, SlotShapes
 
 SHAPES = SlotShapes(max_num_seqs=4, num_groups=2, pages_per_seq=3)
 LAST_TOKEN = np.array([50, 51, 52, 53, 0], np.int32)

@@ -24,10 +24,10 @@ from engine.scheduling.plan import StepResult
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
-from engine.step.layout import FROM_SLOT, StepLayout
-from engine.step.model_io import ModelIOProcessor
+from engine.step.inputs.layout import FROM_SLOT, StepLayout
+from engine.step.inputs.model_io import ModelIOProcessor
+from engine.step.inputs.slot_state import SEPARATE, SlotShapes
 from engine.step.runner import PendingStep
-from engine.step.slot_state import SEPARATE, SlotShapes
 from engine.step.timing.step_gap import StepGaps
 
 VOCAB_SIZE, EOS = 16, 0

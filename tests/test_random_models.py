@@ -29,7 +29,7 @@ from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import xla_backend
 from engine.step.compilation import num_compilations
 from engine.step.host_cache.host_budget import STATE_COPY_SIZES, STATES_STAGED, HostBudget
-from engine.step.layout import StepShapes
+from engine.step.inputs.layout import StepShapes
 from engine.step.sampling_programs import LOGPROBS
 
 TIE = 2e-4
@@ -104,7 +104,7 @@ def build_case(seed: int) -> Case:
     shapes = StepShapes(max_num_seqs, chunk, max_model_len, pool, smallest_step=chunk, host=host)
     manager = Manager(decoder, shapes, backend, one_device())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.step.layout.LEAST_LOGITS", random.choice((0, 8)))
+        patch.setattr("engine.step.inputs.layout.LEAST_LOGITS", random.choice((0, 8)))
         manager.compile(lambda progress: None)
     return Case(model, manager, random, max_num_seqs)
 

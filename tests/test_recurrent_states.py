@@ -23,7 +23,7 @@ from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import xla_backend
-from engine.step.layout import StepShapes
+from engine.step.inputs.layout import StepShapes
 from engine.step.page_budget import CachePlanner
 
 FLOAT32 = np.dtype(np.float32)

@@ -38,7 +38,7 @@ from engine.step.backend import SMALLEST_ACCELERATOR_STEP, Backend
 from engine.step.compilation import Compilation, compile_program
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD
-from engine.step.layout import StepShapes
+from engine.step.inputs.layout import StepShapes
 from engine.step.page_budget import CachePlanner, check_page_table
 from engine.step.sampling_programs import GREEDY
 

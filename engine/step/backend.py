@@ -38,7 +38,7 @@ from engine.speculation import cpu_verification
 from engine.speculation.speculative_config import SpeculativeConfig
 from engine.speculation.verification import Verify, verify
 from engine.step.cpu import unpack as cpu_unpack
-from engine.step.layout import StepLayout, Unpack
+from engine.step.inputs.layout import StepLayout, Unpack
 
 CACHE = PartitionSpec(TP)
 """Sharding of the pool: each device has the pages of its own kv heads, concatenated on axis 0."""

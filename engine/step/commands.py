@@ -30,11 +30,11 @@ class StepDescription(msgspec.Struct, frozen=True, tag="step"):
 
     tokens: int
     packed: Any
-    """i32[layout.size] (engine/step/layout.py)."""
+    """i32[layout.size] (engine/step/inputs/layout.py)."""
     needs: Need
     """Of all rows that sample."""
     changes: list[Any]
-    """i32[SEPARATE.size] each (engine/step/slot_state.py), to be written before the step."""
+    """i32[SEPARATE.size] each (engine/step/inputs/slot_state.py), to be written before the step."""
     bias: list[tuple[int, LogitBias]]
     """Slots and the bias rows to write into them."""
     penalties: list[tuple[int, Penalties]]

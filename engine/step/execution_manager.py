@@ -35,9 +35,9 @@ from engine.step.forward_programs import (
     ForwardPrograms,
 )
 from engine.step.host_cache.page_copies import Copied, CopyPrograms, copied_kinds
-from engine.step.layout import PROMPT_BLOCK, StepLayout, StepShapes, covering_buckets
+from engine.step.inputs.layout import PROMPT_BLOCK, StepLayout, StepShapes, covering_buckets
+from engine.step.inputs.slot_state import SEPARATE
 from engine.step.sampling_programs import SamplingPrograms
-from engine.step.slot_state import SEPARATE
 
 
 class ExecutionManager:

@@ -19,6 +19,7 @@ from engine.speculation.history import PIECE_HEADER, History
 from engine.step.commands import MakeCopies, SampleKept, StepDescription
 from engine.step.execution_manager import ExecutionManager
 from engine.step.host_cache.host_memory import HostMemory
+from engine.step.inputs.slot_state import SlotState
 from engine.step.sampling_programs import (
     BIAS,
     LOGPROBS,
@@ -28,7 +29,6 @@ from engine.step.sampling_programs import (
     WRITE_BIAS,
     WRITE_PENALTIES,
 )
-from engine.step.slot_state import SlotState
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from engine.speculation.history import History
 from engine.speculation.speculative_config import SpeculativeConfig
 from engine.speculation.verification import Verify, verify
 from engine.step.compilation import Program, lower
-from engine.step.layout import StepLayout
-from engine.step.slot_state import SlotShapes
+from engine.step.inputs.layout import StepLayout
+from engine.step.inputs.slot_state import SlotShapes
 from engine.vocabulary import Vocabulary, padded_vocab_size
 
 GREEDY, DRAW = "greedy", "draw"

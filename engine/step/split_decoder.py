@@ -11,7 +11,7 @@ from caching.metadata import PagedAttentionCacheMetaData
 from engine.mesh import COPY, DeviceMesh
 from engine.models.weights.store import AnyDecoder
 from engine.step.backend import CACHE, Backend
-from engine.step.slot_state import SlotShapes
+from engine.step.inputs.slot_state import SlotShapes
 
 
 class SplitDecoder:

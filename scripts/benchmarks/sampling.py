@@ -19,7 +19,8 @@ from engine.sampling.penalties import neutral_penalties
 from engine.sampling.sampler_inputs import PARAMETERS, pack_inputs
 from engine.step.backend import choose_backend
 from engine.step.compilation import compile_program
-from engine.step.layout import StepLayout
+from engine.step.inputs.layout import StepLayout
+from engine.step.inputs.slot_state import SlotShapes
 from engine.step.sampling_programs import (
     BIAS,
     DRAW,
@@ -29,7 +30,6 @@ from engine.step.sampling_programs import (
     WRITE_PENALTIES,
     SamplingPrograms,
 )
-from engine.step.slot_state import SlotShapes
 from scripts.benchmarks.figures.figure import Figure, figure
 from scripts.benchmarks.processes.child import answer_all, ask_once
 

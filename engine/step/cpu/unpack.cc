@@ -1,5 +1,5 @@
-// What a step is told as one array, taken apart: what StepLayout.unpack (engine/step/layout.py) has of XLA's operations. Its
-// thirty small loops take XLA longer to compile than all layers of a model.
+// What a step is told as one array, taken apart: what StepLayout.unpack (engine/step/inputs/layout.py) has of XLA's
+// operations. Its thirty small loops take XLA longer to compile than all layers of a model.
 
 #include <algorithm>
 #include <cstdlib>

@@ -11,8 +11,8 @@ from caching.cpu_kernels import load, register
 from engine.cpu_libraries import UNPACK
 from engine.sampling.sampler_inputs import num_fields
 from engine.speculation.history import History
-from engine.step.layout import ModelInputBatch, StepLayout
-from engine.step.slot_state import SlotState
+from engine.step.inputs.layout import ModelInputBatch, StepLayout
+from engine.step.inputs.slot_state import SlotState
 
 
 @cache

@@ -17,7 +17,7 @@ from engine.models.step_context import Place, StepContext
 from engine.step.backend import Backend
 from engine.step.drafts.draft_pass import Pages
 from engine.step.drafts.fed_head import FedHead
-from engine.step.layout import ModelInputBatch
+from engine.step.inputs.layout import ModelInputBatch
 from engine.step.paged_attention import PagedAttention
 
 

@@ -7,7 +7,7 @@ from jax import Array
 from caching.attention.spec import PageTable
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.sampling.sampler_inputs import SamplerInputs
-from engine.step.layout import ModelInputBatch
+from engine.step.inputs.layout import ModelInputBatch
 
 Pages = tuple[Array, ...]
 """Arrays of a PagedAttentionCache: ``draft``, or for an assistant ``layers`` and then ``draft``."""

@@ -21,8 +21,8 @@ from engine.speculation.history import History
 from engine.step.backend import CACHE, Backend
 from engine.step.compilation import Program, lower
 from engine.step.drafts.draft_pass import DraftPass, Pages
-from engine.step.layout import StepLayout
-from engine.step.slot_state import SlotShapes, SlotState, read
+from engine.step.inputs.layout import StepLayout
+from engine.step.inputs.slot_state import SlotShapes, SlotState, read
 from engine.step.split_decoder import shape_of, state_arguments
 
 FEED_DRAFT_MODEL = "feed draft model"

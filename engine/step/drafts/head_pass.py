@@ -13,7 +13,7 @@ from engine.models.step_context import StepContext
 from engine.step.backend import Backend
 from engine.step.drafts.draft_pass import Pages, of_group
 from engine.step.drafts.fed_head import FedHead
-from engine.step.layout import ModelInputBatch
+from engine.step.inputs.layout import ModelInputBatch
 from engine.step.paged_attention import PagedAttention
 
 

@@ -12,7 +12,7 @@ from jax.errors import JaxRuntimeError
 
 from engine import build
 from engine.step.execution_manager import ExecutionManager
-from engine.step.layout import StepLayout
+from engine.step.inputs.layout import StepLayout
 from ipc.commands.cli import main
 
 

@@ -31,7 +31,7 @@ from engine.scheduling.speculation import most_samples
 from engine.speculation.history import History
 from engine.speculation.speculative_config import SpeculativeConfig
 from engine.step.host_cache.host_budget import HostBudget
-from engine.step.slot_state import Packed, SlotShapes, SlotState, SlotWrites, read, write
+from engine.step.inputs.slot_state import Packed, SlotShapes, SlotState, SlotWrites, read, write
 
 PROMPT_BLOCK = 64
 """Prompt tokens per block of log-probabilities: their logits fit in a step's memory anyway."""

@@ -19,8 +19,8 @@ from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
 from engine.speculation.history import earlier_width, expected_rows, own_width, piece, pieces
 from engine.step.commands import ForgetLogits, KeptRows, SampleKept, StepDescription
-from engine.step.layout import FROM_SLOT, PROMPT_BLOCK, StepLayout
-from engine.step.slot_state import FIRST_PARAMETER, NO_ADMISSIONS, SEPARATE, SlotChanges, SlotShapes, admissions
+from engine.step.inputs.layout import FROM_SLOT, PROMPT_BLOCK, StepLayout
+from engine.step.inputs.slot_state import FIRST_PARAMETER, NO_ADMISSIONS, SEPARATE, SlotChanges, SlotShapes, admissions
 
 _slot_of = attrgetter("slot")
 
