@@ -36,9 +36,9 @@ from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
 from engine.step.host_cache.host_budget import check_host_memory
 from engine.step.host_cache.host_memory import copy_seconds
-from engine.step.inputs.layout import StepShapes
 from engine.step.page_budget import CachePlanner, check_page_table, memory_budget
 from engine.step.runner import eSurgeRunner
+from engine.step.step_shapes import StepShapes
 from engine.warm_up import warm_up
 
 logger = logging.getLogger(__name__)

@@ -28,9 +28,9 @@ from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import Backend, choose_backend
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import ADAPTED_FORWARD, FORWARD, WRITE_SLOTS
-from engine.step.inputs.layout import StepShapes
 from engine.step.runner import eSurgeRunner
 from engine.step.sampling_programs import LOGPROBS
+from engine.step.step_shapes import StepShapes
 
 GOLDENS = Path(__file__).parent / "goldens" / "adapters"
 CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN, NUM_PAGES = 8, 4, 52, 64

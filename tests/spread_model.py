@@ -13,9 +13,10 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
+from engine.step import step_shapes
 from engine.step.inputs import layout
 
-layout.FEW, layout.LEAST_LOGITS = 2, 1  # as a step of four rows has more
+step_shapes.FEW, layout.LEAST_LOGITS = 2, 1  # as a step of four rows has more
 REQUESTS = (
     SamplingParams(temperature=0, max_tokens=12, logprobs=3, prompt_logprobs=2),
     SamplingParams(temperature=1, seed=1, max_tokens=12, logprobs=20),

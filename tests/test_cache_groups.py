@@ -26,7 +26,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import xla_backend
-from engine.step.inputs.layout import StepShapes
+from engine.step.step_shapes import StepShapes
 
 FLOAT32 = np.dtype(np.float32)
 PAGE_SIZE, CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN, WINDOW = 4, 8, 3, 96, 8

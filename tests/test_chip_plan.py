@@ -30,7 +30,7 @@ from engine.planner.hlo_traffic import Collective, Moved
 from engine.planner.ici import exchange_seconds
 from engine.step.backend import tpu_backend
 from engine.step.compilation import Compilation
-from engine.step.inputs.layout import StepShapes
+from engine.step.step_shapes import StepShapes
 from ipc.commands.cli import main
 
 CONFIGS, PROGRAMS = Path(__file__).parent / "configs", Path(__file__).parent / "programs"

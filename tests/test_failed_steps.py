@@ -24,8 +24,8 @@ from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import choose_backend, xla_backend
 from engine.step.compilation import num_compilations
 from engine.step.execution_manager import ExecutionManager
-from engine.step.inputs.layout import StepShapes
 from engine.step.runner import eSurgeRunner
+from engine.step.step_shapes import StepShapes
 
 MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, NUM_PAGES, VOCAB_SIZE = 4, 6, 64, 65, 144
 POISON = 7
@@ -112,7 +112,7 @@ def compiled(request, tmp_path_factory):
     shapes = StepShapes(MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, metadata)
     manager = FaultyManager(decoder, shapes, backend, one_device())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.step.inputs.layout.FEW", 2)
+        patch.setattr("engine.step.step_shapes.FEW", 2)
         manager.compile(lambda progress: None)
         yield manager
 

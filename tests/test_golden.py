@@ -37,8 +37,8 @@ from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import choose_backend, tpu_backend, xla_backend
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD, WRITE_SLOTS
-from engine.step.inputs.layout import StepShapes
 from engine.step.runner import eSurgeRunner
+from engine.step.step_shapes import StepShapes
 
 GOLDENS = Path(__file__).parent / "goldens"
 CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN = 6, 4, 52

@@ -26,7 +26,7 @@ from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import xla_backend
 from engine.step.compilation import num_compilations
 from engine.step.host_cache.host_budget import STATE_COPY_SIZES, HostBudget, host_budget
-from engine.step.inputs.layout import StepShapes
+from engine.step.step_shapes import StepShapes
 
 FLOAT32 = np.dtype(np.float32)
 PAGE_SIZE, CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN, KEPT = 4, 8, 3, 80, 3

@@ -28,7 +28,7 @@ from engine.step.compilation import num_compilations
 from engine.step.host_cache import host_memory
 from engine.step.host_cache.host_budget import HostBudget, check_host_memory, host_budget
 from engine.step.host_cache.host_memory import copy_seconds
-from engine.step.inputs.layout import StepShapes
+from engine.step.step_shapes import StepShapes
 
 FLOAT32 = np.dtype(np.float32)
 PAGE_SIZE, WINDOW, CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 11, 8, 3, 80

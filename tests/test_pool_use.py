@@ -24,7 +24,7 @@ from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import xla_backend
-from engine.step.inputs.layout import StepShapes
+from engine.step.step_shapes import StepShapes
 
 FLOAT32 = np.dtype(np.float32)
 PAGE_SIZE, CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 16, 4, 480

@@ -29,8 +29,8 @@ from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import xla_backend
 from engine.step.compilation import num_compilations
 from engine.step.host_cache.host_budget import STATE_COPY_SIZES, STATES_STAGED, HostBudget
-from engine.step.inputs.layout import StepShapes
 from engine.step.sampling_programs import LOGPROBS
+from engine.step.step_shapes import StepShapes
 
 TIE = 2e-4
 """Two log-probabilities that are closer may change places with the rounding of a step of other rows."""

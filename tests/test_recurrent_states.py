@@ -23,8 +23,8 @@ from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import xla_backend
-from engine.step.inputs.layout import StepShapes
 from engine.step.page_budget import CachePlanner
+from engine.step.step_shapes import StepShapes
 
 FLOAT32 = np.dtype(np.float32)
 PAGE_SIZE, STEP, MAX_NUM_SEQS, MAX_MODEL_LEN, MOST_KEPT = 4, 8, 3, 96, 6

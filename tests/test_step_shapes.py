@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caching.metadata import PagedAttentionCacheMetaData
-from engine.step.inputs.layout import StepShapes, covering_buckets, token_buckets
+from engine.step.step_shapes import StepShapes, covering_buckets, token_buckets
 
 
 def build_shapes(*, max_num_seqs=4, budget=16, max_model_len=100, page_size=16):

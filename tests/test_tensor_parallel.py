@@ -30,9 +30,10 @@ from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.served_model import split_over_devices
 from engine.step.backend import xla_backend
 from engine.step.forward_programs import ForwardPrograms
-from engine.step.inputs.layout import StepLayout, StepShapes
+from engine.step.inputs.layout import StepLayout
 from engine.step.inputs.slot_state import SlotShapes
 from engine.step.sampling_programs import SamplingPrograms
+from engine.step.step_shapes import StepShapes
 
 ROOT = Path(__file__).parent.parent
 FLOAT32 = np.dtype(np.float32)

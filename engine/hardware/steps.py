@@ -19,7 +19,7 @@ from engine.scheduling.sequence import Sequence
 from engine.served_model import Decoders, ServedModel
 from engine.step.compilation import Compilation
 from engine.step.execution_manager import ExecutionManager
-from engine.step.inputs.layout import StepShapes
+from engine.step.step_shapes import StepShapes
 
 STEPS = 32
 """Steps that are timed together, as they overlap."""

@@ -38,9 +38,9 @@ from engine.step.backend import SMALLEST_ACCELERATOR_STEP, Backend
 from engine.step.compilation import Compilation, compile_program
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD
-from engine.step.inputs.layout import StepShapes
 from engine.step.page_budget import CachePlanner, check_page_table
 from engine.step.sampling_programs import GREEDY
+from engine.step.step_shapes import StepShapes
 
 Report = Callable[[Progress], None]
 DRAFTS = 4

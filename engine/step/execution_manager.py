@@ -35,9 +35,11 @@ from engine.step.forward_programs import (
     ForwardPrograms,
 )
 from engine.step.host_cache.page_copies import Copied, CopyPrograms, copied_kinds
-from engine.step.inputs.layout import PROMPT_BLOCK, StepLayout, StepShapes, covering_buckets
+from engine.step.inputs.layout import StepLayout
+from engine.step.inputs.prompt_logprobs import PROMPT_BLOCK
 from engine.step.inputs.slot_state import SEPARATE
 from engine.step.sampling_programs import SamplingPrograms
+from engine.step.step_shapes import StepShapes, covering_buckets
 
 
 class ExecutionManager:

@@ -26,7 +26,8 @@ from engine.speculation.history import DRAFT_HEADER, PIECE, PIECE_HEADER, Histor
 from engine.step.backend import CACHE, Backend
 from engine.step.compilation import Program, lower
 from engine.step.drafts.draft_pass import FedPass
-from engine.step.inputs.layout import PROMPT_BLOCK, ModelInputBatch, StepLayout
+from engine.step.inputs.layout import ModelInputBatch, StepLayout
+from engine.step.inputs.prompt_logprobs import PROMPT_BLOCK
 from engine.step.inputs.slot_state import SEPARATE, SlotShapes, SlotState
 from engine.step.paged_attention import PagedAttention
 from engine.step.split_decoder import SplitDecoder, shape_of, spec_of

@@ -38,7 +38,8 @@ from engine.step.commands import (
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import ExecutedStep, StepExecutor
 from engine.step.host_cache.host_memory import HostMemory
-from engine.step.inputs.model_io import ModelIOProcessor, PromptLogprobs
+from engine.step.inputs.model_io import ModelIOProcessor
+from engine.step.inputs.prompt_logprobs import PromptLogprobs
 from engine.step.timing.step_gap import Result, StepGaps
 from engine.step.timing.step_times import StepTimes
 

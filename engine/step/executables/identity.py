@@ -23,7 +23,7 @@ from caching.instruction_set import processor
 from engine.models.weights.store import AnyDecoder
 from engine.served_model import Decoders, ServedModel
 from engine.step.executables.stored import PREFIX, StoredExecutables
-from engine.step.inputs.layout import StepShapes
+from engine.step.step_shapes import StepShapes
 
 logger = logging.getLogger(__name__)
 

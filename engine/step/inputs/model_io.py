@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import attrgetter
 from typing import NamedTuple
@@ -19,21 +18,11 @@ from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
 from engine.speculation.history import earlier_width, expected_rows, own_width, piece, pieces
 from engine.step.commands import ForgetLogits, KeptRows, SampleKept, StepDescription
-from engine.step.inputs.layout import FROM_SLOT, PROMPT_BLOCK, StepLayout
+from engine.step.inputs.layout import FROM_SLOT, StepLayout
+from engine.step.inputs.prompt_logprobs import PromptLogprobs, prompt_logprobs_of, prompt_tokens
 from engine.step.inputs.slot_state import FIRST_PARAMETER, NO_ADMISSIONS, SEPARATE, SlotChanges, SlotShapes, admissions
 
 _slot_of = attrgetter("slot")
-
-
-@dataclass(frozen=True)
-class PromptLogprobs:
-    """Prompt tokens ``first .. first + count - 1`` of a row, whose logprobs a step computes."""
-
-    row: int
-    first: int
-    count: int
-    start: int
-    """Flat-batch index of the token before ``first``."""
 
 
 class _Kept(NamedTuple):
@@ -92,7 +81,7 @@ class ModelIOProcessor:
         self._write_rows(plan, layout, packed, slots, samples)
         _write_tokens(plan, layout.view(packed, "token_ids"))
         needed = self._needed(plan, slots, samples)
-        prompt_logprobs = _prompt_logprobs(plan) if Need.PROMPT_LOGPROBS in needed else []
+        prompt_logprobs = prompt_logprobs_of(plan) if Need.PROMPT_LOGPROBS in needed else []
         return StepDescription(
             layout.tokens,
             packed,
@@ -106,7 +95,7 @@ class ModelIOProcessor:
             ],
             self._pieces(plan.admitted),
             self._masks(plan, layout) if plan.constrained else None,
-            _prompt_tokens(plan, prompt_logprobs) if prompt_logprobs else None,
+            prompt_tokens(plan, prompt_logprobs) if prompt_logprobs else None,
             bool(plan.read_slots),
             self._keep(plan, layout) if plan.late else None,
             any(plan.samples),
@@ -289,28 +278,3 @@ def _known_tokens(sequence: Sequence, start: int, end: int) -> ListOf[int]:
         return prompt[start:end]
     output = sequence.output_token_ids[max(0, start - len(prompt)) : end - len(prompt)]
     return prompt[start:] + output
-
-
-def _prompt_logprobs(plan: NextIterationPlan) -> list[PromptLogprobs]:
-    """For each row that wants some. The previous token's logits give a token's logprobs."""
-    asked, at = [], plan.num_decode_tokens
-    for row in range(plan.num_decodes, plan.num_rows):
-        sequence, start, count = plan.sequences[row], plan.starts[row], plan.counts[row]
-        last = min(start + count, len(sequence.prompt_token_ids) - 1)
-        if sequence.params.prompt_logprobs is not None and last > start:
-            asked.append(PromptLogprobs(row, start + 1, last - start, at))
-        at += count
-    return asked
-
-
-def _prompt_tokens(plan: NextIterationPlan, asked: list[PromptLogprobs]) -> NDArray[np.int32]:
-    """i32[blocks, 3, PROMPT_BLOCK] of indices, targets and adapters' slots; the last block is
-    padded."""
-    places = np.concatenate([np.arange(one.start, one.start + one.count) for one in asked])
-    targets = np.concatenate(
-        [plan.sequences[one.row].prompt_token_ids[one.first : one.first + one.count] for one in asked]
-    )
-    slots = np.repeat([plan.sequences[one.row].adapter_slot for one in asked], [one.count for one in asked])
-    flat = np.zeros((3, -(-len(places) // PROMPT_BLOCK) * PROMPT_BLOCK), np.int32)
-    flat[:, : len(places)] = places, targets, slots
-    return np.ascontiguousarray(flat.reshape(3, -1, PROMPT_BLOCK).swapaxes(0, 1))

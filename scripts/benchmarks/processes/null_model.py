@@ -32,10 +32,11 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
-from engine.step.inputs.layout import StepLayout, StepShapes
+from engine.step.inputs.layout import StepLayout
 from engine.step.inputs.slot_state import SEPARATE
 from engine.step.runner import eSurgeRunner
 from engine.step.sampling_programs import SamplingPrograms
+from engine.step.step_shapes import StepShapes
 from scripts.benchmarks.processes.child import answer_all
 
 LAYERS, ARRAYS_PER_LAYER = 12, 6
