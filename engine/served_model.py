@@ -33,7 +33,8 @@ from engine.models.weights.store import AnyDecoder, kept_in_8_bits, load_decoder
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.speculation.draft_model import checked_head, draft_spec
 from engine.speculation.speculative_config import EAGLE3, MTP
-from engine.step.backend import Backend, choose_backend, default_page_size, with_draft
+from engine.step.backend import Backend, with_draft
+from engine.step.backend_choice import choose_backend, default_page_size
 from engine.step.kernel_check import checked, trial_of
 
 

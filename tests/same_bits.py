@@ -26,7 +26,7 @@ from engine.sampling.logprobs import compute_logprobs
 from engine.sampling.new_tokens import last_sampled
 from engine.sampling.penalties import Penalties, apply_penalties
 from engine.sampling.sampler import SamplingRows, cuts_of, sample
-from engine.step.backend import choose_backend
+from engine.step.backend_choice import choose_backend
 from engine.step.compilation import lower
 from engine.step.forward_programs import ForwardPrograms
 from engine.step.inputs import layout as step_layout

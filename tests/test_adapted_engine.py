@@ -15,7 +15,7 @@ from caching.tpu.tpu_kernels import PALLAS
 from engine.adapters.adapter import AdapterError
 from engine.hosts.follower import execute_commands
 from engine.hosts.other_processes import OtherProcesses
-from engine.step.backend import tpu_backend, xla_backend
+from engine.step.backend_choice import tpu_backend, xla_backend
 from engine.step.commands import Leave, decode_command, encode
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor

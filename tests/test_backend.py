@@ -13,7 +13,7 @@ from caching.cpu_kernels import KernelsUnavailable
 from engine.errors import ConfigurationError
 from engine.models.weights import panels
 from engine.models.weights.weight_format import Layout
-from engine.step.backend import choose_backend, xla_backend
+from engine.step.backend_choice import choose_backend, xla_backend
 
 FLOAT32 = np.dtype(np.float32)
 XLA = xla_backend(FLOAT32)

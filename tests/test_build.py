@@ -24,7 +24,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.speculation.history import new_history
 from engine.step import page_budget as memory
-from engine.step.backend import choose_backend, xla_backend
+from engine.step.backend_choice import choose_backend, xla_backend
 from engine.step.compilation import num_compilations
 from engine.step.execution_manager import ExecutionManager
 

@@ -25,7 +25,7 @@ from engine.models.partition import Partition
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
-from engine.step.backend import xla_backend
+from engine.step.backend_choice import xla_backend
 from engine.step.step_shapes import StepShapes
 
 FLOAT32 = np.dtype(np.float32)

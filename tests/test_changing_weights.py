@@ -23,7 +23,7 @@ from engine.models.weights.store import entries
 from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
-from engine.step.backend import xla_backend
+from engine.step.backend_choice import xla_backend
 
 TOLERANCE = 1e-4
 VOCABULARY = 144

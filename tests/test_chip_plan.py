@@ -28,7 +28,7 @@ from engine.planner.compiled_function import CompiledFunction, CompiledProgram, 
 from engine.planner.experts_read import share_read
 from engine.planner.hlo_traffic import Collective, Moved
 from engine.planner.ici import exchange_seconds
-from engine.step.backend import tpu_backend
+from engine.step.backend_choice import tpu_backend
 from engine.step.compilation import Compilation
 from engine.step.step_shapes import StepShapes
 from ipc.commands.cli import main

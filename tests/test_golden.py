@@ -34,7 +34,7 @@ from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
-from engine.step.backend import choose_backend, tpu_backend, xla_backend
+from engine.step.backend_choice import choose_backend, tpu_backend, xla_backend
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD, WRITE_SLOTS
 from engine.step.runner import eSurgeRunner

@@ -23,7 +23,7 @@ from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
 from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.sequence_memory import SequenceMemory
-from engine.step.backend import xla_backend
+from engine.step.backend_choice import xla_backend
 from engine.step.compilation import num_compilations
 from engine.step.host_cache import host_memory
 from engine.step.host_cache.host_budget import HostBudget, check_host_memory, host_budget

@@ -23,7 +23,7 @@ from engine.models.weights.int4 import Int4, Int4Experts, group_size, quantize4
 from engine.models.weights.parameters import Parameter, Role, tensors
 from engine.models.weights.store import abstract_decoder, parameter_bytes
 from engine.models.weights.weight_format import Groups, Layout, WeightFormat
-from engine.step.backend import choose_backend
+from engine.step.backend_choice import choose_backend
 
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 32, "vocab_size": 256}
 XLA = WeightFormat(np.dtype(np.float32), activations=np.dtype(np.float32), bits=4)

@@ -25,8 +25,8 @@ from engine.models.weights import panels
 from engine.models.weights.int4 import Int4Experts
 from engine.models.weights.weight_format import Layout
 from engine.served_model import served_model
-from engine.step import backend, kernel_check
-from engine.step.backend import xla_backend
+from engine.step import backend_choice, kernel_check
+from engine.step.backend_choice import xla_backend
 from engine.step.kernel_check import EXACT, ROUNDED, experts_fault, product_fault
 
 FLOAT32, BFLOAT16, INT8 = np.dtype(np.float32), np.dtype(jnp.bfloat16), np.dtype(np.int8)
@@ -84,11 +84,9 @@ def test_the_cpu_kernel_is_its_twin(spec, kv_dtype, sinks):
 def test_xla_s_attention_is_its_twin(kv_dtype):
     """Also with pages that have a scale for each token."""
     kernel = XLAAttention(kv_dtype)
-    page = backend.xla_backend(kv_dtype).stored_heads(2, 16, kv_dtype)
+    page = xla_backend(kv_dtype).stored_heads(2, 16, kv_dtype)
 
-    error = largest_error(
-        kernel, backend.xla_backend(kv_dtype).allocate, one_page(kv_dtype, 16, *page), SPECS[1], HEADS
-    )
+    error = largest_error(kernel, xla_backend(kv_dtype).allocate, one_page(kv_dtype, 16, *page), SPECS[1], HEADS)
 
     assert error < EXACT
 
@@ -158,7 +156,7 @@ def serve(directory, **settings):
 )
 def test_a_wrong_kernel_is_replaced_by_xla(directory, monkeypatch, caplog, fault, why):
     """Loudly: in the log, in what the daemon says of itself, and as a number in its status."""
-    monkeypatch.setattr(backend, "CPUAttention", lambda: WrongAttention(fault))
+    monkeypatch.setattr(backend_choice, "CPUAttention", lambda: WrongAttention(fault))
 
     served = serve(directory)
 
@@ -174,7 +172,7 @@ def test_a_wrong_kernel_is_replaced_by_xla(directory, monkeypatch, caplog, fault
 @pytest.mark.usefixtures("checks_anew")
 def test_an_engine_says_how_many_kernels_it_does_without(directory, monkeypatch):
     """And serves."""
-    monkeypatch.setattr(backend, "CPUAttention", WrongAttention)
+    monkeypatch.setattr(backend_choice, "CPUAttention", WrongAttention)
     settings = EngineConfig(model=directory, max_num_seqs=1, max_num_batched_tokens=1, num_pages=4, max_model_len=32)
 
     assert build_engine(settings, lambda progress: None).stats().replaced_kernels == 1

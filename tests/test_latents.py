@@ -28,7 +28,7 @@ from engine.models.weights.sources import Arrays
 from engine.models.weights.store import load_decoder
 from engine.planner.topology import chips_of
 from engine.served_model import page_dtype
-from engine.step.backend import choose_backend, tpu_kernel, xla_backend
+from engine.step.backend_choice import choose_backend, tpu_kernel, xla_backend
 from engine.step.compilation import lower
 
 HEADS, NOPE, ROPE, VALUES, PAGE_SIZE, PAGES_PER_SEQ = 3, 8, 4, 6, 4, 60

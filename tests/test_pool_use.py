@@ -23,7 +23,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
-from engine.step.backend import xla_backend
+from engine.step.backend_choice import xla_backend
 from engine.step.step_shapes import StepShapes
 
 FLOAT32 = np.dtype(np.float32)

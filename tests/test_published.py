@@ -38,7 +38,7 @@ from engine.models.weights.store import load_decoder, put
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.planner.chip_fit import ChipFit
 from engine.served_model import served_model
-from engine.step.backend import choose_backend
+from engine.step.backend_choice import choose_backend
 
 GOLDENS = Path(__file__).parent / "goldens" / "quantised"
 VARIANTS = sorted({path.stem for path in GOLDENS.glob("*.json")} - {"compressed_w8a8"})  # test_w8a8.py has that one

@@ -26,7 +26,7 @@ from engine.models.weights.store import abstract_decoder, parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
-from engine.step.backend import choose_backend
+from engine.step.backend_choice import choose_backend
 
 FLOAT32 = np.dtype(np.float32)
 STORY = """Once upon a time, there was a giraffe named Barney who lived in a cottage under a tall oak tree. He had a good \

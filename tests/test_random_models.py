@@ -26,7 +26,7 @@ from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
-from engine.step.backend import xla_backend
+from engine.step.backend_choice import xla_backend
 from engine.step.compilation import num_compilations
 from engine.step.host_cache.host_budget import STATE_COPY_SIZES, STATES_STAGED, HostBudget
 from engine.step.sampling_programs import LOGPROBS

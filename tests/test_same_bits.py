@@ -15,7 +15,7 @@ from caching.cpu_kernels import KernelsUnavailable
 from caching.instruction_set import available
 from engine.errors import ConfigurationError
 from engine.models.weights import panels
-from engine.step.backend import choose_backend
+from engine.step.backend_choice import choose_backend
 from engine.step.compilation import lower
 
 ROOT = Path(__file__).parent.parent

@@ -28,7 +28,7 @@ from engine.models.weights.sources import open_checkpoint
 from engine.models.weights.store import abstract_decoder, load_decoder, parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.served_model import split_over_devices
-from engine.step.backend import xla_backend
+from engine.step.backend_choice import xla_backend
 from engine.step.forward_programs import ForwardPrograms
 from engine.step.inputs.layout import StepLayout
 from engine.step.inputs.slot_state import SlotShapes

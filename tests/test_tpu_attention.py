@@ -24,8 +24,8 @@ from caching.tpu.tpu_kernels import JAX
 from engine import build, served_model
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.step import backend
-from engine.step.backend import choose_backend, default_page_size, tpu_backend, tpu_kernel, xla_backend
+from engine.step import backend_choice
+from engine.step.backend_choice import choose_backend, default_page_size, tpu_backend, tpu_kernel, xla_backend
 
 V5E = CHIPS["TPU v5 lite"]
 BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -231,7 +231,7 @@ def test_a_tpu_is_served_by_a_kernel(monkeypatch):
 
     def choose(kind, kv_dtype=BFLOAT16, asked="auto"):
         device = type("Device", (), {"device_kind": kind})()
-        monkeypatch.setattr(backend.jax, "devices", lambda: [device])
+        monkeypatch.setattr(backend_choice.jax, "devices", lambda: [device])
         return choose_backend(128, 64, kv_dtype, 1, 8, asked)
 
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")

@@ -12,7 +12,7 @@ from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.planner.topology import chips_of
-from engine.step.backend import TPU_PAGE_SIZE, tpu_backend, tpu_kernel
+from engine.step.backend_choice import TPU_PAGE_SIZE, tpu_backend, tpu_kernel
 from engine.step.compilation import compile_program
 from engine.step.host_cache.host_budget import STATE_COPY_SIZES, STATES_STAGED, HostBudget
 from engine.step.host_cache.page_copies import CopyPrograms, copied_kinds

@@ -30,7 +30,7 @@ from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.planner.chip_plan import Roofline
 from engine.planner.hlo_traffic import Moved
 from engine.served_model import quantizations, served_model
-from engine.step.backend import choose_backend
+from engine.step.backend_choice import choose_backend
 
 GOLDEN = Path(__file__).parent / "goldens" / "quantised" / "compressed_w8a8"
 CONFIGS = Path(__file__).parent / "configs"

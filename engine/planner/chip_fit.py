@@ -15,7 +15,8 @@ from engine.models.partition import Partition, split
 from engine.models.weights.store import parameter_bytes
 from engine.models.weights.weight_format import WeightFormat
 from engine.served_model import adapter_sizes, page_dtype, quantizations
-from engine.step.backend import TPU_PAGE_SIZE, Backend, tpu_backend, tpu_kernel, with_draft
+from engine.step.backend import Backend, with_draft
+from engine.step.backend_choice import TPU_PAGE_SIZE, tpu_backend, tpu_kernel
 from engine.step.page_budget import ACCELERATOR_UTILIZATION, CachePlanner
 
 MOST_CHIPS = 256

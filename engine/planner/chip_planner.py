@@ -34,7 +34,8 @@ from engine.planner.ici import exchanges_seconds
 from engine.planner.topology import chips_of, topology_of
 from engine.progress import Progress
 from engine.served_model import adapter_sizes, in_words, read_draft
-from engine.step.backend import SMALLEST_ACCELERATOR_STEP, Backend
+from engine.step.backend import Backend
+from engine.step.backend_choice import SMALLEST_ACCELERATOR_STEP
 from engine.step.compilation import Compilation, compile_program
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD

@@ -21,7 +21,8 @@ from engine.models.weights import panels
 from engine.models.weights.forms import InStack
 from engine.models.weights.int4 import Int4Experts
 from engine.models.weights.weight_format import Groups, Layout
-from engine.step.backend import Backend, xla_backend
+from engine.step.backend import Backend
+from engine.step.backend_choice import xla_backend
 
 logger = logging.getLogger(__name__)
 

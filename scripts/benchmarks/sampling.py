@@ -17,7 +17,7 @@ from engine.sampling.logit_bias import neutral_bias
 from engine.sampling.needs import Need
 from engine.sampling.penalties import neutral_penalties
 from engine.sampling.sampler_inputs import PARAMETERS, pack_inputs
-from engine.step.backend import choose_backend
+from engine.step.backend_choice import choose_backend
 from engine.step.compilation import compile_program
 from engine.step.inputs.layout import StepLayout
 from engine.step.inputs.slot_state import SlotShapes
