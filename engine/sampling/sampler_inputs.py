@@ -39,6 +39,8 @@ def pack_inputs(slots: Array, samples: Array, decodes: Array, lens: Array, param
 class SamplerInputs:
     """What the programs between logits and tokens know of each row, all [rows]."""
 
+    packed: Array
+    """i32[fields, rows] what ``pack_inputs`` gave, of which the others are."""
     slots: Array
     """i32, where the sampled token is kept: the dump slot if the row samples none."""
     decodes: Array
@@ -67,6 +69,7 @@ class SamplerInputs:
         needs, dump_slot = columns.pop("needs"), num_slots - 1
         slots = jnp.where(samples > 0, slots, np.int32(dump_slot))
         return cls(
+            packed,
             slots,
             decodes > 0,
             SamplingRows(**columns, positions=lens),

@@ -96,16 +96,18 @@ class Lookup {
   int64_t shortest_, longest_, own_width_, width_;
 };
 
-// (sampled[rows], slots[rows], positions[rows], offsets[rows], rests[rows], looks_up[], ids[slots, width], num_new[slots],
-// num_wrong[slots]) -> (result[2, rows], and the last three after the step), all s32. Where `longest` is 0, drafts are made
-// later.
+// (sampled[rows], inputs[fields, rows] as pack_inputs has them in engine/sampling/sampler_inputs.py, ids[slots, width],
+// num_new[slots], num_wrong[slots]) -> (result[2, rows], and the last three after the step), all s32. Where `longest` is 0,
+// drafts are made later.
 const char* verify(const Call& call) {
   for (int state = 0; state < 3; ++state)
-    if (call.result(1 + state).data() != call.arg(6 + state).data()) return "XLA has copied the history";
-  const int32_t *sampled = call.arg(0).ints(), *slots = call.arg(1).ints(), *positions = call.arg(2).ints();
-  const int32_t *offsets = call.arg(3).ints(), *rests = call.arg(4).ints();
-  const bool looks_up = *call.arg(5).ints() != 0;
-  const int64_t rows = call.arg(0).dim(0), width = call.arg(6).dim(1), dump = call.arg(6).dim(0) - 1;
+    if (call.result(1 + state).data() != call.arg(2 + state).data()) return "XLA has copied the history";
+  const int64_t rows = call.arg(0).dim(0), width = call.arg(2).dim(1), dump = call.arg(2).dim(0) - 1;
+  const auto field = [&](int64_t number) { return call.arg(1).ints() + number * rows; };
+  const int64_t of_drafts = call.attr<int64_t>("of_drafts");
+  const int32_t *sampled = call.arg(0).ints(), *slots = field(0), *samples = field(1), *positions = field(3);
+  const int32_t *offsets = field(of_drafts), *rests = field(of_drafts + 1);
+  const bool looks_up = *field(of_drafts + 2) > 0;
   const int64_t num_drafts = call.attr<int64_t>("num_drafts");
   const Lookup lookup(call, width);
   auto written = [&](int result) { return static_cast<int32_t*>(call.result(result).data()); };
@@ -116,7 +118,7 @@ const char* verify(const Call& call) {
   for (int64_t first = 0, end; first < rows; first = end) {
     end = first + 1;
     while (end < rows && offsets[end]) ++end;
-    if (slots[first] == dump) continue;
+    if (samples[first] <= 0 || slots[first] == dump) continue;
     int32_t* own = ids + slots[first] * width;
     int64_t row = first;
     for (bool right = true; row < end && right; ++row) {
