@@ -146,7 +146,7 @@ class SlotArrays:
 def slot_arrays(decoder: Decoder, sizes: AdapterSizes, mesh: DeviceMesh) -> SlotArrays:
     """The slots of a decoder, whose weights may be abstract. Raises ConfigurationError if a target
     is no module of it."""
-    return SlotArrays(*_weights(entries(decoder), sizes, mesh.size), sizes, mesh)
+    return SlotArrays(*_weights(entries(decoder), sizes, decoder.partition), sizes, mesh)
 
 
 def adapter_bytes(partition: Partition, sizes: AdapterSizes | None) -> int:
@@ -156,16 +156,16 @@ def adapter_bytes(partition: Partition, sizes: AdapterSizes | None) -> int:
     """
     if sizes is None:
         return 0
-    kernels, _ = _weights(declared_entries(partition), sizes, partition.devices)
+    kernels, _ = _weights(declared_entries(partition), sizes, partition)
     leaves = [leaf for kernel in kernels for leaf in (*kernel.leaves(sizes.max_loras), *kernel.leaves(1))]
     return sum(leaf.nbytes(partition.devices) for leaf in leaves)
 
 
 def _weights(
-    declared: list[Served], sizes: AdapterSizes, devices: int
+    declared: list[Served], sizes: AdapterSizes, partition: Partition
 ) -> tuple[tuple[AdaptedWeight, ...], tuple[AdaptedWeight, ...]]:
     """The weights that slots have room for, and the others that may have adapters."""
-    every = list(adapted_weights(declared, sizes.max_lora_rank, devices, sizes.dtype, sizes.layout))
+    every = list(adapted_weights(declared, partition, sizes.max_lora_rank, sizes.dtype, sizes.layout))
     for target in sizes.targets:
         if not any(has_room(kernel, (target,)) for kernel in every):
             raise ConfigurationError(f"lora_target_modules: {target} is no module of this model that may have adapters")

@@ -18,11 +18,15 @@ from flax import nnx
 from jax import Array
 
 from engine.mesh import TP
+from engine.models.adapters import split_residual
 from engine.models.adapters.adapted import AdapterRows
 from engine.models.adapters.adapted_experts import AdaptedExperts
 from engine.models.adapters.adapted_table import AdaptedTable
+from engine.models.adapters.split_models import splits_residual
+from engine.models.feed_forward import GatedMLP
 from engine.models.layers.cache_layout import CacheLayout, cache_layout
 from engine.models.layers.per_layer_input import PerLayerEmbedding, PerLayerInput, of_layers
+from engine.models.layers.self_attention import SelfAttention
 from engine.models.linear import look_up, table_logits, zero_behind
 from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
@@ -73,6 +77,8 @@ class DecoderLayer(nnx.Module):
         self, x: Array, cache: LayerCache, place: Place, step: StepContext, own: Array | None = None
     ) -> tuple[LayerCache, Array]:
         """``own`` is the layer's own input f[..., size], if the model has such."""
+        if step.adapters is not None and step.adapters.axis is not None:
+            return self._on_parts(x, cache, place, step, step.adapters)
         normed = _normed(x, self.attention_norm)
         if self.mixer is not None:
             cache, mixed = self.mixer(normed, cache, place, step)
@@ -85,6 +91,18 @@ class DecoderLayer(nnx.Module):
         if self.output_scale is not None:
             x = x * self.output_scale[...].astype(x.dtype).reshape((1,) * x.ndim)
         return cache, x
+
+    def _on_parts(
+        self, x: Array, cache: LayerCache, place: Place, step: StepContext, rows: AdapterRows
+    ) -> tuple[LayerCache, Array]:
+        """The call of a plain block, where each device has its part f[T, part] of the residual stream."""
+        assert isinstance(self.mixer, SelfAttention) and self.attention_norm is not None
+        assert isinstance(self.mlp, GatedMLP) and self.mlp_norm is not None
+        normed, adapters = split_residual.normed(x, self.attention_norm, self.mixer.qkv_kernel.get_value(), rows)
+        cache, mixed = self.mixer(normed, cache, place, replace(step, adapters=adapters))
+        x = x + _scaled(mixed, self.residual_scale)
+        normed, adapters = split_residual.normed(x, self.mlp_norm, self.mlp.gate_up_kernel.get_value(), rows)
+        return cache, x + _scaled(self.mlp(normed, step.num_tokens, adapters), self.residual_scale)
 
 
 @jax.tree_util.register_dataclass
@@ -201,6 +219,9 @@ class Decoder(nnx.Module):
         if self.partition.model.embedding_multiplier is not None:
             x = x * jnp.asarray(self.partition.model.embedding_multiplier, x.dtype)
         own = None if self.per_layer_embedding is None else self.per_layer_embedding(token_ids, x, step.adapters)
+        axis = self.partition.axis if step.adapters is not None and splits_residual(self.partition) else None
+        if step.adapters is not None and axis is not None:
+            step, x = replace(step, adapters=replace(step.adapters, axis=axis)), split_residual.own_part(x, axis)
         written, blocks = list(caches), self.partition.model.blocks
         groups = layer_plan(blocks) if isinstance(self.layers[0], LayerStack) else single_layers(blocks)
         start, layout = 0, cache_layout(blocks, keeps_all=self.partition.model.keeps_all)
@@ -214,7 +235,10 @@ class Decoder(nnx.Module):
                 array, taps = layout.array(place, stacked=False), taps.before(start, x)
                 written[array], x = layer(x, written[array], Place(place.group, None), step, first)
             start += group.num_layers
-        return written, self.norm(x), taps.taken[: len(layers)]
+        taken = taps.taken[: len(layers)]
+        if axis is not None:
+            x, taken = split_residual.whole(x, axis), split_residual.whole(taken, axis)
+        return written, self.norm(x), taken
 
     def rotations(self, positions: Array, longest: int | None = None) -> tuple[Rotation, ...]:
         """Those of the model's ropes; see ``rope.rotations``."""

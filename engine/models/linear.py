@@ -9,6 +9,7 @@ from jax import Array
 from engine.models.adapters.adapted import Adapted, AdapterRows
 from engine.models.adapters.adapted_experts import AdaptedExperts
 from engine.models.adapters.adapted_table import AdaptedTable
+from engine.models.adapters.split_residual import own_part, summed_part
 from engine.models.weights.factory import declared
 from engine.models.weights.forms import Experts, Weight
 from engine.models.weights.weight_format import Groups, Layout
@@ -27,9 +28,13 @@ def linear(
     """x[..., in] @ kernel[in, *out] + bias[*out] -> [..., *out] in the dtype of x.
 
     ``adapters`` are the step's; the kernel has such if they are not None. If the input is split
-    over a mesh axis, the products are all-reduced over it.
+    over a mesh axis, the products are all-reduced over it; where the residual stream is split, each
+    device gets its part of them, [..., part].
     """
     weight = kernel.get_value()
+    if axis is not None and adapters is not None and adapters.axis is not None:
+        part = summed_part(x, weight, adapters)
+        return part if bias is None else part + own_part(bias[...], axis).astype(part.dtype)[None]
     flat = _product(x, weight, adapters).astype(x.dtype)
     whole = (flat if axis is None else jax.lax.psum(flat, axis)).reshape(*x.shape[:-1], *weight.out)
     if bias is None:

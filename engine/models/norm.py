@@ -25,6 +25,10 @@ class RMSNorm(nnx.Module):
         wide = x.astype(jnp.float32)
         if self.centered:
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        wide = wide * self.factor(wide)
         # Scales stay float32: else XLA would convert all scales of a stack before each scan.
         return (wide * self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
+
+    def factor(self, wide: Array) -> Array:
+        """f32[..., hidden] -> f32[..., 1], what each row is multiplied by beside the scales."""
+        return jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)

@@ -3,7 +3,7 @@
 PEFT adapts the modules of a checkpoint: of a kernel that joins several (q, k and v) each has its
 own ``a`` and ``b``. Both are declared as kernels of their own, ``a`` [in, rank] and ``b``
 [rank, *out], whose tensors have the names of the modules' weights. So they are split over devices,
-cut and repeated exactly as the weights are.
+cut and repeated exactly as the weights are; most models split the others of them as well.
 """
 
 import re
@@ -105,6 +105,10 @@ class WithSlots:
 class AdaptedKernel(WithSlots):
     """A kernel, beside which each of the modules that it joins has factors."""
 
+    splits_all: bool = False
+    """Whether ``a`` is split by inputs and ``b`` by outputs, however the kernel is
+    (engine/models/adapters/split_residual.py)."""
+
     @cached_property
     def modules(self) -> tuple[str, ...]:
         """Names of the weights that it joins, each once, with a field for the layer."""
@@ -157,7 +161,7 @@ class AdaptedKernel(WithSlots):
         """
         parameter, rows = self.parameter, slots * self.rank
         split, out = parameter.served_split, parameter.out(1)
-        inputs, outputs = split[0], TP if TP in split[1:] else None
+        inputs, outputs = (TP, TP) if self.splits_all else (split[0], TP if TP in split[1:] else None)
         if len(self.modules) == 1:
             sizes = [int(np.prod(out))]
         else:

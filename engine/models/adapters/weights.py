@@ -8,7 +8,9 @@ import numpy as np
 
 from engine.models.adapters.experts import AdaptedExpertsKernel
 from engine.models.adapters.kernels import AdaptedKernel, AdaptedWeight, is_linear
+from engine.models.adapters.split_models import splits_residual
 from engine.models.adapters.tables import AdaptedEmbedding, AdaptedHead, embedding_of, head_of
+from engine.models.partition import Partition
 from engine.models.weights.parameters import Role
 from engine.models.weights.store import Served
 from engine.models.weights.weight_format import Layout
@@ -18,18 +20,19 @@ TABLES = ("embedding", "lm_head")
 
 
 def adapted_weights(
-    entries: Collection[Served], rank: int, devices: int, dtype: np.dtype[Any], layout: Layout
+    entries: Collection[Served], partition: Partition, rank: int, dtype: np.dtype[Any], layout: Layout
 ) -> Iterator[AdaptedWeight]:
     """The modules [out, in] of a decoder's entries, its experts, the embedding and the head.
 
     A table that is both comes twice.
     """
+    devices, splits_all = partition.devices, splits_residual(partition)
     has_head = any(entry.parameter.name == TABLES[1] for entry in entries)
     for entry in entries:
         parameter = entry.parameter
         numbers = np.dtype(np.float32) if parameter.exact else dtype
         if parameter.role is Role.KERNEL and is_linear(parameter):
-            yield AdaptedKernel(entry, rank, devices, numbers, layout)
+            yield AdaptedKernel(entry, rank, devices, numbers, layout, splits_all)
         elif parameter.role is Role.EXPERTS:
             yield AdaptedExpertsKernel(entry, rank, devices, numbers, layout)
         elif parameter.role is Role.TABLE and parameter.name in TABLES:

@@ -1,0 +1,32 @@
+"""Which models split the residual stream over devices in steps with adapters.
+
+They are those of plain blocks: self-attention and a gated feed-forward, each behind a norm. What
+comes behind a sum over devices, such as a norm of it, would need an exchange more.
+"""
+
+from engine.models.feed_forward import GatedSpec
+from engine.models.layers.self_attention import SelfAttentionSpec
+from engine.models.partition import Partition
+from engine.models.spec import BlockSpec, NormPlan
+
+
+def splits_residual(partition: Partition) -> bool:
+    """Whether steps with adapters do (engine/models/adapters/split_residual.py)."""
+    model = partition.model
+    return (
+        partition.devices > 1
+        and model.hidden_size % partition.devices == 0
+        and not model.centered_norms
+        and model.per_layer_inputs is None
+        and all(map(_is_plain, model.blocks))
+    )
+
+
+def _is_plain(block: BlockSpec) -> bool:
+    return (
+        isinstance(block.mixer, SelfAttentionSpec)
+        and isinstance(block.feed_forward, GatedSpec)
+        and block.norms is NormPlan.BEFORE
+        and block.feed_forward_norms in (None, NormPlan.BEFORE)
+        and not block.is_parallel
+    )
