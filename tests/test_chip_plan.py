@@ -263,6 +263,26 @@ def test_copies_and_gathers_are_named():
     assert report.gathers == ["all-gather of 4,194,304 bytes, 3 times"]
 
 
+@pytest.mark.parametrize(("logits", "gathers"), [((8, 128256), 0), ((512, 4096), 1)])
+def test_a_gather_of_activations_is_not_one_of_weights(logits, gathers):
+    """They may be as many numbers as a weight; where they are those of logits it is named."""
+    program = """\
+HloModule step, is_scheduled=true
+
+ENTRY %main (p0: bf16[512,512]) -> bf16[512,4096] {
+  %p0 = bf16[512,512]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %all-gather = bf16[512,4096]{1,0:T(8,128)(2,1)} all-gather(%p0), channel_id=1, dimensions={1}
+}
+"""
+    weight = jax.ShapeDtypeStruct((4096, 512), jnp.bfloat16, sharding=one_device().sharding())
+    arrays = LargeArrays((weight,), (), jax.ShapeDtypeStruct(logits, jnp.float32), 3)
+    executable = SimpleNamespace(as_text=lambda: program, memory_analysis=lambda: None)
+
+    report = CompiledProgram(Compilation("step", 512, 1.5, executable, is_new=True), arrays).report
+
+    assert len(report.gathers) == gathers
+
+
 def test_batch_sizes_are_powers_of_four_and_the_most():
     """The largest is what the operator set."""
     assert batch_sizes(64) == [1, 4, 16, 64]

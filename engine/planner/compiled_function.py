@@ -97,6 +97,12 @@ class LargeArrays:
         """Whether a buffer is a chip's shard of the pages."""
         return any(buffer.numbers == math.prod(_part(leaf)) for leaf in self.pages)
 
+    def are_activations(self, results: Iterable[Buffer], tokens: int) -> bool:
+        """Whether results have a row per token of the step, and are not its logits: a step with
+        adapters gathers the residual stream."""
+        logits = math.prod(self.logits.shape)
+        return all(buffer.shape[:1] == (tokens,) and buffer.numbers != logits for buffer in results)
+
     def experts_in(self, buffer: Buffer) -> ExpertStack | None:
         """The experts that a buffer has, of all layers of their stack."""
         return next((stack for stack in self.experts if buffer.numbers == math.prod(stack.part)), None)
@@ -128,6 +134,7 @@ class CompiledProgram:
             gathers=[
                 f"{one.kind} of {one.nbytes:,} bytes, {one.times} times"
                 for one in traffic.gathers(arrays.parts | arrays.wholes)
+                if not arrays.are_activations(one.buffers, compilation.size)
             ],
             exchanges=_exchanges(traffic, arrays.num_layers),
         )
