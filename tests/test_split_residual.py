@@ -28,7 +28,7 @@ from engine.models.adapters.split_residual import normed, own_part, whole
 from engine.models.linear import linear
 from engine.models.model_config import read_model_config
 from engine.models.norm import RMSNorm
-from engine.models.partition import split
+from engine.models.partition import Partition, split
 from engine.models.spec import layer_plan
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory
@@ -228,10 +228,10 @@ def test_no_factor_of_a_kernel_is_whole_on_a_device(tmp_path: Path, two: DeviceM
     ("variant", "devices", "splits"),
     [
         *((variant, 2, True) for variant in ("llama2", "qwen2", "phi3", "granite", "gemma")),
-        ("llama2", 1, False),
+        *(("llama2", devices, devices == 4) for devices in (1, 4, 16)),
         *((variant, 2, False) for variant in ("gemma2", "olmo3", "mixtral", "deepseek_v3", "qwen3_next", "gemma4")),
     ],
 )
 def test_plain_blocks_are_split(tmp_path: Path, variant: str, devices: int, splits: bool) -> None:
-    """What has a norm behind a sum, experts, latents, states or inputs by layer is not."""
-    assert splits_residual(split(read_model_config(build_checkpoint(tmp_path, variant)), devices)) is splits
+    """What has a norm behind a sum, experts, latents, states or inputs by layer is not, nor anything over more chips."""
+    assert splits_residual(Partition(read_model_config(build_checkpoint(tmp_path, variant)), devices)) is splits

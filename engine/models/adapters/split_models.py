@@ -9,12 +9,15 @@ from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.partition import Partition
 from engine.models.spec import BlockSpec, NormPlan
 
+MOST_DEVICES = 8
+"""On sixteen chips (v5e:4x4, v6e:4x4) XLA has no reduce-scatter: it reduces all of the parts on each."""
+
 
 def splits_residual(partition: Partition) -> bool:
     """Whether steps with adapters do (engine/models/adapters/split_residual.py)."""
     model = partition.model
     return (
-        partition.devices > 1
+        1 < partition.devices <= MOST_DEVICES
         and model.hidden_size % partition.devices == 0
         and not model.centered_norms
         and model.per_layer_inputs is None
