@@ -36,10 +36,10 @@ from engine.models.weights.forms import Dense
 from engine.models.weights.parameters import tensors
 from engine.models.weights.store import abstract_decoder
 from engine.models.weights.weight_format import Layout
-from engine.step.backend import xla_backend
+from engine.step.backend_choice import xla_backend
 from engine.step.forward_programs import ForwardPrograms
-from engine.step.layout import StepShapes
 from engine.step.split_decoder import SplitDecoder
+from engine.step.step_shapes import StepShapes
 
 FLOAT32 = np.dtype(np.float32)
 XLA = xla_backend(FLOAT32)
