@@ -1,50 +1,60 @@
 """The timeouts of sequences."""
 
+import heapq
 import math
 
 from engine.scheduling.sequence import Sequence
 
+KEPT = 64
+"""Times of sequences that are gone which are kept beside as many as there are of others."""
+
 
 class Deadlines:
     """Sequences with a ``timeout_s`` or a ``queue_timeout_s``, in seconds of the caller's
-    clock."""
+    clock. However many there are, each costs the logarithm of their number."""
 
     def __init__(self) -> None:
         self._ends: dict[str, float] = {}
         self._begins: dict[str, tuple[float, Sequence]] = {}
-        self._next = math.inf
+        self._times: list[tuple[float, str]] = []
+        """A heap of all of these, and of some that are gone."""
 
     @property
     def next(self) -> float:
         """When the next one may be overdue; infinity if there is none."""
-        return self._next
+        return self._times[0][0] if self._times else math.inf
 
     def add(self, sequence: Sequence, received_at: float, timeout: float | None, queue_timeout: float | None) -> None:
         """Adds a sequence that ends after ``timeout``, or ``queue_timeout`` if it has not
         begun."""
+        name = sequence.request_id
         if timeout is not None:
-            self._ends[sequence.request_id] = received_at + timeout
+            self._ends[name] = received_at + timeout
+            heapq.heappush(self._times, (received_at + timeout, name))
         if queue_timeout is not None:
-            self._begins[sequence.request_id] = received_at + queue_timeout, sequence
-        self._next = min(self._next, received_at + min(timeout or math.inf, queue_timeout or math.inf))
+            self._begins[name] = received_at + queue_timeout, sequence
+            heapq.heappush(self._times, (received_at + queue_timeout, name))
 
     def discard(self, sequence_id: str) -> None:
         """Removes a sequence, known or not."""
         self._ends.pop(sequence_id, None)
         self._begins.pop(sequence_id, None)
+        if len(self._times) > 2 * (len(self._ends) + len(self._begins)) + KEPT:
+            ends = [(at, name) for name, at in self._ends.items()]
+            self._times = sorted([*ends, *((at, name) for name, (at, _) in self._begins.items())])  # which is a heap
 
     def overdue(self, now: float) -> list[str]:
         """Removes and returns the sequences that are to end now. Mostly costs one comparison."""
-        if now < self._next:
-            return []
-        late = {sequence_id for sequence_id, at in self._ends.items() if at <= now}
-        for sequence_id, (at, sequence) in list(self._begins.items()):
-            if at <= now:
-                del self._begins[sequence_id]
-                if not sequence.has_begun:
-                    late.add(sequence_id)
-        for sequence_id in late:
-            self.discard(sequence_id)
-        times = [*self._ends.values(), *(at for at, _ in self._begins.values())]
-        self._next = min(times, default=math.inf)
+        late = set()
+        while self.next <= now:
+            _, name = heapq.heappop(self._times)
+            if self._ends.get(name, math.inf) <= now:
+                late.add(name)
+            begins_by, sequence = self._begins.get(name, (math.inf, None))
+            if begins_by <= now:
+                del self._begins[name]
+                if sequence is not None and not sequence.has_begun:
+                    late.add(name)
+        for name in late:
+            self.discard(name)
         return sorted(late)
