@@ -49,9 +49,13 @@ class Loads:
 
     def cancel(self, sequence: Sequence) -> None:
         """The sequence gives its pages up before they have their contents."""
-        for load in [load for load in self._waiting if load.sequence is sequence]:
-            self._waiting.remove(load)
-            self._tier.unpin(load.slot)
+        others: deque[_Load] = deque()
+        for load in self._waiting:
+            if load.sequence is sequence:
+                self._tier.unpin(load.slot)
+            else:
+                others.append(load)
+        self._waiting = others
         for load in self._on_their_way():
             if load.sequence is sequence:
                 load.page, load.sequence = SINK_PAGE, None
