@@ -281,20 +281,21 @@ class InferenceScheduler:
 
     def _grow(self, plan: NextIterationPlan, decoding: list[Sequence]) -> bool:
         """Give sequences whose pages are full one more; False if others were preempted for it."""
-        pages_suffice = True
+        pages_suffice, some_end = True, False
         full = [s for s in decoding if s.num_computed_tokens == s.num_paged_tokens]
         for sequence in full:
             while sequence.slot >= 0:
                 if self.memory.grow(sequence):
                     plan.grown.append(sequence)
                     break
-                if self._running.will_end():
+                some_end = some_end or bool(self._running.will_end())
+                if some_end:
                     break
                 victim = self._running.least_important()
                 self._preempter.preempt(victim, Cause.PAGES)
                 self._reserve.tighten()
                 plan.drop(victim)
-                pages_suffice = False
+                pages_suffice = some_end = False
         return pages_suffice
 
     def _plan_decodes(self, plan: NextIterationPlan, decoding: list[Sequence]) -> None:
