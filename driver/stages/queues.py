@@ -4,7 +4,7 @@
 """
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Full
@@ -67,7 +67,8 @@ class TurnQueue(Generic[Item]):
     The next client is the one that has waited longest for its turn. It gets no second turn before
     ``done`` is called for the item of the first: so a user's items keep their order, and a client
     occupies one thread at most, however many users it names. Any thread may call any method. After
-    ``close()`` both ends raise QueueClosed, waiting or not. ``holder_of`` gives an item's holder.
+    ``close()`` both ends raise QueueClosed, waiting or not. ``holder_of`` gives an item's holder. No
+    item is queued twice.
     """
 
     def __init__(self, capacity: int, holder_of: Callable[[Item], Holder]) -> None:
@@ -155,28 +156,27 @@ class _UserItems(Generic[Item]):
     """The queued items of one client."""
 
     def __init__(self) -> None:
-        self._items: dict[str, deque[Item]] = {}
-        """By user, next turn first; never empty."""
+        self._items: dict[str, OrderedDict[int, Item]] = {}
+        """By user, next turn first; never empty. Of a user by id, in order."""
 
     def __bool__(self) -> bool:
         return bool(self._items)
 
     def put(self, user: str, item: Item) -> None:
-        self._items.setdefault(user, deque()).append(item)
+        self._items.setdefault(user, OrderedDict())[id(item)] = item
 
     def get(self) -> Item:
         user = next(iter(self._items))
         items = self._items.pop(user)
-        item = items.popleft()
+        _, item = items.popitem(last=False)
         if items:
             self._items[user] = items
         return item
 
     def remove(self, user: str, item: Item) -> bool:
-        items = self._items.get(user, deque())
-        if item not in items:
+        items = self._items.get(user)
+        if items is None or items.pop(id(item), None) is None:
             return False
-        items.remove(item)
         if not items:
             del self._items[user]
         return True
