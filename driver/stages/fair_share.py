@@ -54,6 +54,8 @@ class Holdings:
 
     def take(self, amount: int, holder: Holder) -> None:
         """This holder has ``amount`` more, whatever its share is."""
+        if not amount:
+            return
         client, user = holder
         self.total += amount
         self._clients[client] += amount
@@ -61,6 +63,8 @@ class Holdings:
 
     def give_back(self, amount: int, holder: Holder) -> None:
         """This holder has ``amount`` less, which it has taken."""
+        if not amount:
+            return
         client, user = holder
         self.total -= amount
         self._clients[client] -= amount
