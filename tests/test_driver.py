@@ -222,7 +222,7 @@ def test_who_has_a_token_waits_no_longer() -> None:
 
     with build_driver(FakeEngine(gate=gate), max_queued_requests=1) as driver:
         stream = iter(submit(driver, "a"))
-        gate.release(1)
+        gate.release(2)  # a token lands in the step behind its own
         first = next(stream)
         waiting = submit(driver, "b")
         with pytest.raises(Overloaded, match="1 requests wait already"):
