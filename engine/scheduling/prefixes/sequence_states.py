@@ -21,7 +21,7 @@ Kept states go to the host and come back like pages (caching/host_tier.py), if t
 tier there: all but those that their own sequence has passed.
 """
 
-from collections import Counter
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListOf
 
@@ -50,8 +50,8 @@ class SequenceStates:
         self._num_running = 0
         self._lengths: dict[bytes, int] = {}
         """By key, the pages of prefixes whose states are kept, or were not long ago."""
-        self._num_of_length: Counter[int] = Counter()
-        """How many keys have each of these lengths."""
+        self._distinct: list[int] = []
+        """These lengths, each once, ascending."""
 
     @property
     def tier(self) -> HostTier | None:
@@ -78,8 +78,8 @@ class SequenceStates:
         ``on_host`` counts those that the host has alone.
         """
         is_there = self._is_known if on_host else self.is_kept
-        lengths = sorted((length for length in self._num_of_length if length <= most), reverse=True) if most else ()
-        return (length for length in lengths if is_there(keys[length - 1]))
+        lengths = self._distinct[: bisect_right(self._distinct, most)] if most else []
+        return (length for length in reversed(lengths) if is_there(keys[length - 1]))
 
     def begin(self, sequence: Sequence, key: bytes | None) -> None:
         """Give it a slot; it reads the state of the key first, or zeros."""
@@ -245,10 +245,12 @@ class SequenceStates:
     def _note_length(self, key: bytes, length: int) -> None:
         if key not in self._lengths:
             self._lengths[key] = length
-            self._num_of_length[length] += 1
+            at = bisect_left(self._distinct, length)
+            if self._distinct[at : at + 1] != [length]:
+                self._distinct.insert(at, length)
         if len(self._lengths) > 2 * self._most_known:
             self._lengths = {key: length for key, length in self._lengths.items() if self._is_known(key)}
-            self._num_of_length = Counter(self._lengths.values())
+            self._distinct = sorted(set(self._lengths.values()))
 
     def _is_known(self, key: bytes) -> bool:
         return self._slots.is_kept(key) or (self.tier is not None and key in self.tier)
