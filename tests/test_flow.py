@@ -46,6 +46,8 @@ class Wire:
         self.outbox = Outbox(Bell())
         self.room = room
         self.gone = False
+        self.num_tries = 0
+        """Messages that it was to be sent, whether or not there was room."""
         self.clients = Clients(self.driver, WELCOME, self.outbox, self._send)
         self.said: deque[ServerMessage] = deque()
         self.hear(Hello(PROTOCOL_VERSION))
@@ -75,6 +77,7 @@ class Wire:
 
     def _send(self, identity: bytes, message: ServerMessage) -> Sent:
         assert identity == b"c"
+        self.num_tries += 1
         if self.gone:
             return Sent.GONE
         if len(self.said) >= self.room:
@@ -299,6 +302,54 @@ def test_a_full_connection_loses_nothing_and_goes_on_when_it_has_room() -> None:
     )
     assert text_of([message for message in messages if message.request_id == "2"]) == "0 1 2 "
     assert [message.code for message in messages if isinstance(message, Error)] == ["duplicate_request"]
+
+
+def test_nothing_is_tried_while_a_connection_is_known_to_be_full() -> None:
+    """A sample only waits then, for to try is to join all that waits; room sends it in one message, the end too."""
+    wire = Wire(room=4)
+    requests = [wire.open("1"), wire.open("2")]
+    for request in requests:
+        wire.say(request, 5)
+    num_tries = wire.num_tries
+    for request in requests:
+        wire.say(request, 100)
+    wire.driver.finish(requests[1])
+    wire.deliver()
+
+    assert wire.num_tries == num_tries
+    messages = wire.read()
+    wire.clients.has_room(b"c", now=1.0)
+    messages += wire.read()
+    assert len(messages) == 6
+    assert isinstance(messages[-1], Done)
+    for request_id in ("1", "2"):
+        token_ids = token_ids_of([message for message in messages if message.request_id == request_id])
+        assert token_ids == [*range(5), *range(100)]
+
+
+@pytest.mark.parametrize("room", [4, 10_000])
+def test_what_waits_for_a_full_connection_is_bounded(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """As what waits for credit is: the longest is cut off, though nothing of it was tried."""
+    monkeypatch.setattr(connected_client, "MAX_BACKLOG_BYTES", 10_000)
+    wire = Wire(room)
+    request = wire.open()
+    for _ in range(CREDITS + 10):
+        wire.driver.say(request, "x" * 1000, [1])
+        wire.deliver()
+
+    assert wire.driver.aborted.get_nowait().endswith(":a")
+
+
+def test_a_client_with_a_full_connection_that_reads_nothing_is_cut_off() -> None:
+    """After SILENCE_LIMIT since the first that waits, however much comes later."""
+    wire = Wire(room=4)
+    request = wire.open()
+    for now in range(5, int(SILENCE_LIMIT) + 15, 5):
+        wire.say(request, 5, now)
+        wire.hear(Pong(), now)
+        wire.clients.look(now)
+
+    assert wire.driver.aborted.get_nowait().endswith(":a")
 
 
 def test_a_client_that_asks_and_never_reads_is_cut_off() -> None:

@@ -127,9 +127,12 @@ class Clients:
             self._stage.work(Work(identity, client.tenant.name, partial(self._drop, identity, "the connection ended")))
 
     def _deliver(self, client: ConnectedClient, stream: SampleStream, sample: ReturnSample, now: float) -> None:
+        """Send a sample, or have it wait: to flush joins all that waits, and in a connection known
+        to be full that is for nothing."""
         identity = stream.reply.identity
-        sent = stream.put(sample, partial(self._post, identity), now)
-        self._conclude(identity, client, stream, sent, now)
+        stream.put(sample, now)
+        if identity not in self._full:
+            self._flush_stream(identity, client, stream, now)
         self._cut_off_longest(identity, client)
 
     def _break_off(self, identity: bytes, request_id: str | None, error: DriverError) -> None:

@@ -53,11 +53,11 @@ class SampleStream:
         if self._waiting:
             self.stuck_since = now
 
-    def put(self, sample: ReturnSample, send: Callable[[ServerMessage], Sent], now: float) -> Sent:
-        """Send this, after what waits, as far as may be."""
+    def put(self, sample: ReturnSample, now: float) -> None:
+        """Have this wait, after what waits; ``flush`` sends it."""
         self._waiting.append(sample)
         self._weigh(num_bytes(sample))
-        return self.flush(send, now)
+        self.stuck_since = min(self.stuck_since, now)
 
     def flush(self, send: Callable[[ServerMessage], Sent], now: float) -> Sent:
         """Send what waits, as far as may be."""
