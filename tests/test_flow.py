@@ -1,6 +1,7 @@
 """Flow control: what a client that reads slowly, or not at all, costs itself and nobody else."""
 
 import itertools
+import tracemalloc
 from collections import deque
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from ipc.client import Client
 from ipc.connection import read_ahead
 from ipc.server import connected_client, outbox
 from ipc.server.client_table import Clients
-from ipc.server.outbox import Outbox
+from ipc.server.outbox import Outbox, Reply
+from ipc.server.stream import Backlog, SampleStream
 from ipc.sockets.peers import Sent
 from ipc.wire.bell import Bell
 from ipc.wire.codec import encode
@@ -338,6 +340,29 @@ def test_what_waits_for_a_full_connection_is_bounded(monkeypatch: pytest.MonkeyP
         wire.deliver()
 
     assert wire.driver.aborted.get_nowait().endswith(":a")
+
+
+def test_what_waits_takes_about_the_bytes_that_are_counted() -> None:
+    """So that the bound on them is one: a token by itself takes nine times as many. Nothing of it is lost."""
+    stream = SampleStream(Reply(Outbox(Bell()), b"c", "a"), Backlog())
+    num_tokens = 10_000
+    tracemalloc.start()
+    for number in range(num_tokens):
+        stream.put(ReturnSample(request_id="a", text=f"{number} ", token_ids=[number]), now=0.0)
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert num_bytes < 2 * stream.num_bytes
+    messages: list[ServerMessage] = []
+
+    def send(message: ServerMessage) -> Sent:
+        messages.append(message)
+        return Sent.AWAY
+
+    stream.flush(send, now=0.0)
+    assert token_ids_of(messages) == list(range(num_tokens))
+    assert text_of(messages) == "".join(f"{number} " for number in range(num_tokens))
+    assert stream.num_bytes == 0
 
 
 def test_a_client_with_a_full_connection_that_reads_nothing_is_cut_off() -> None:

@@ -15,6 +15,9 @@ FREE_END_BYTES = 1 << 20
 MAX_PART_BYTES = 1 << 18
 """The approximate most waiting bytes that one message takes."""
 
+MAX_APART = 64
+"""Waiting samples that are not joined yet: a token by itself takes nine times its bytes."""
+
 
 class Backlog:
     """The approximate bytes that wait for one client, of all its streams."""
@@ -41,6 +44,8 @@ class SampleStream:
         self._backlog = backlog
         self._credit = CREDITS
         self._waiting: list[ReturnSample] = []
+        self._num_apart = 0
+        """The last so many that wait have not been joined."""
 
     @property
     def is_stuck(self) -> bool:
@@ -57,14 +62,19 @@ class SampleStream:
         """Have this wait, after what waits; ``flush`` sends it."""
         self._waiting.append(sample)
         self._weigh(num_bytes(sample))
+        self._num_apart += 1
+        if self._num_apart == MAX_APART:
+            self._waiting[-MAX_APART:] = joined(self._waiting[-MAX_APART:])
+            self._num_apart = 0
         self.stuck_since = min(self.stuck_since, now)
 
     def flush(self, send: Callable[[ServerMessage], Sent], now: float) -> Sent:
         """Send what waits, as far as may be."""
         ends = bool(self._waiting) and self._waiting[-1].is_last
         is_free = ends and self.num_bytes <= FREE_END_BYTES
-        samples = _sendable(self._waiting) if is_free or self._credit else self._waiting
-        sent = Sent.AWAY
+        if not is_free and not self._credit:
+            return Sent.AWAY
+        samples, sent = _sendable(self._waiting), Sent.AWAY
         while samples and (is_free or self._credit > 0):
             sent = send(_message(self.reply.request_id, samples[0]))
             if sent is not Sent.AWAY:
@@ -72,7 +82,7 @@ class SampleStream:
             self._weigh(-num_bytes(samples.pop(0)))
             self._credit -= 1
             self.stuck_since = now
-        self._waiting, self.ended = samples, ends and not samples
+        self._waiting, self._num_apart, self.ended = samples, 0, ends and not samples
         self.stuck_since = min(self.stuck_since, now) if samples else math.inf
         return sent
 
