@@ -1,5 +1,9 @@
 """Quotas: work is charged when it is done, whether or not anybody stays to hear of it."""
 
+import gc
+import threading
+import weakref
+
 import pytest
 from fake_driver import WELCOME, FakeDriver
 
@@ -8,7 +12,7 @@ from ipc.server.client_table import Clients
 from ipc.server.ledger import Ledger
 from ipc.server.outbox import Outbox, Reply
 from ipc.sockets.peers import Sent
-from ipc.sockets.tenants import MINUTE, Tenant
+from ipc.sockets.tenants import MINUTE, Quota, Tenant
 from ipc.wire.bell import Bell
 from ipc.wire.codec import encode
 from ipc.wire.keys import Limits
@@ -83,6 +87,80 @@ def test_output_is_charged_as_it_is_made(stream: bool) -> None:
         reply.put(ReturnSample(request_id="a", token_ids=[1] * 10))
 
     assert ledger.refusal(tenant, now=0.0) is not None
+
+
+def test_output_is_charged_that_was_made_before_its_request_was_open() -> None:
+    """The driver may be quicker than the ledger."""
+    tenant, ledger, reply = build_tenant(), Ledger(), build_reply()
+    reply.put(ReturnSample(request_id="a", token_ids=[1] * 600))
+    ledger.open(tenant, reply, 10, now=0.0)
+
+    assert ledger.refusal(tenant, now=0.0) is not None
+
+
+def test_only_requests_that_have_made_something_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is open besides; all that was made is charged, once, and the end of one is no other's affair."""
+    tenant, ledger, spent = build_tenant(), Ledger(), list[int]()
+    replies = [build_reply() for _ in range(100)]
+    for reply in replies:
+        ledger.open(tenant, reply, 0, now=0.0)
+    assert ledger.refusal(tenant, now=0.0) is None
+    monkeypatch.setattr(Quota, "spend", lambda self, tokens: spent.append(tokens))
+
+    ledger.refusal(tenant, now=0.0)
+    assert spent == []
+    for reply in [*replies[:2], replies[0]]:
+        reply.put(ReturnSample(request_id="a", token_ids=[1] * 10))
+    ledger.refusal(tenant, now=0.0)
+    assert sorted(spent) == [10, 20]
+    replies[1].put(ReturnSample(request_id="a", token_ids=[1] * 5))
+    replies[2].put(ReturnSample(request_id="a", token_ids=[1] * 7))
+    ledger.close(replies[0], None)
+    ledger.close(replies[1], Usage(1, 16))
+    assert sorted(spent) == [0, 7, 10, 20]
+    ledger.refusal(tenant, now=0.0)
+    assert sorted(spent) == [0, 7, 7, 10, 20]
+
+
+def test_output_counts_once_tokens_are_limited() -> None:
+    """A key that gets such a limit has used what its open requests have made; without one nothing of ended requests is
+    held."""
+    ledger, open_one, ended = Ledger(), build_reply(), build_reply()
+    for reply in (open_one, ended):
+        ledger.open(build_tenant(None), reply, 10, now=0.0)
+        reply.put(ReturnSample(request_id="a", token_ids=[1] * 300))
+    assert ledger.refusal(build_tenant(None), now=0.0) is None
+    ledger.close(ended, None)
+    ended.put(ReturnSample(request_id="a", token_ids=[1]))
+    trace = weakref.ref(ended)
+    del ended, reply
+    gc.collect()
+
+    assert trace() is None
+    assert ledger.refusal(build_tenant(621), now=0.0) is None
+    assert ledger.refusal(build_tenant(620), now=0.0) is not None
+
+
+def test_output_of_several_threads_is_charged_whole() -> None:
+    """Threads put while others are charged, and nothing is missed or counted twice."""
+    tenant, ledger = build_tenant(10**9), Ledger()
+    replies = [build_reply() for _ in range(8)]
+    for reply in replies:
+        ledger.open(tenant, reply, 0, now=0.0)
+
+    def make(reply: Reply) -> None:
+        for _ in range(2000):
+            reply.put(ReturnSample(request_id="a", token_ids=[1]))
+
+    threads = [threading.Thread(target=make, args=(reply,)) for reply in replies]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert ledger.refusal(tenant, now=0.0) is None
+    assert ledger.refusal(tenant, now=0.0) is None
+
+    assert ledger.refusal(build_tenant(16_001), now=0.0) is None
+    assert ledger.refusal(build_tenant(16_000), now=0.0) is not None
 
 
 def test_who_hangs_up_pays_for_what_is_done_until_the_end() -> None:

@@ -29,12 +29,17 @@ class _Account:
     quota: Quota
     charges: dict[Reply, _Charge] = field(default_factory=dict)
     """By request, until its last sample has come."""
+    uncharged: set[Reply] = field(default_factory=set)
+    """Those that may have made output since the last charge. Any thread adds, the ledger's takes."""
 
     def charge_output(self) -> None:
         """Charge the output made since the last call."""
-        for reply, charge in self.charges.items():
-            self.quota.spend(reply.num_tokens - charge.output)
-            charge.output = reply.num_tokens
+        while self.uncharged:
+            reply = self.uncharged.pop()
+            if (charge := self.charges.get(reply)) is not None:
+                num_tokens = reply.num_tokens
+                self.quota.spend(num_tokens - charge.output)
+                charge.output = num_tokens
 
 
 class Ledger:
@@ -57,7 +62,8 @@ class Ledger:
         if account is None:
             return None
         account.tenant = tenant
-        account.charge_output()
+        if tenant.limits is not None and tenant.limits.tokens_per_minute is not None:
+            account.charge_output()
         return account.quota.refusal(tenant, len(account.charges), now)
 
     def open(self, tenant: Tenant, reply: Reply, num_prompt_tokens: int, now: float) -> None:
@@ -70,17 +76,19 @@ class Ledger:
         self._open[reply] = account
         account.charges[reply] = _Charge(num_prompt_tokens)
         account.quota.spend(num_prompt_tokens)
+        reply.uncharged = account.uncharged
+        account.uncharged.add(reply)  # it may have made output before it was open
 
     def close(self, reply: Reply, usage: Usage | None) -> None:
         """Close a request after its last sample; without usage its charge stays."""
         account = self._open.pop(reply, None)
         if account is None:
             return
-        account.charge_output()
+        reply.uncharged = None
+        account.uncharged.discard(reply)
         charge = account.charges.pop(reply)
-        if usage is not None:
-            cost = usage.prompt_tokens + usage.completion_tokens
-            account.quota.spend(cost - charge.prompt - charge.output)
+        cost = charge.prompt + reply.num_tokens if usage is None else usage.prompt_tokens + usage.completion_tokens
+        account.quota.spend(cost - charge.prompt - charge.output)
 
     def forget(self, now: float) -> None:
         """Drop the accounts that are as if they were new."""

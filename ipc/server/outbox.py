@@ -26,6 +26,8 @@ class Reply:
         self.request_id = request_id
         self.num_tokens = 0
         """Output tokens that the driver has made; counted by the thread that puts."""
+        self.uncharged: set[Reply] | None = None
+        """Where it notes, once it has tokens, that they are to be charged."""
         self._outbox = outbox
         self._stream = stream
         self._held: list[ReturnSample] = []
@@ -38,7 +40,10 @@ class Reply:
 
     def put(self, sample: ReturnSample) -> None:
         """Takes one sample, on any thread, without waiting."""
-        self.num_tokens += len(sample.token_ids)
+        if sample.token_ids:
+            self.num_tokens += len(sample.token_ids)
+            if (uncharged := self.uncharged) is not None:
+                uncharged.add(self)
         if self._stream:
             self._outbox.put(self, sample)
             return
