@@ -1,5 +1,6 @@
 """The processes of the sockets: they may die, and what clients choose in them means nothing."""
 
+import math
 import os
 import signal
 import socket
@@ -19,6 +20,8 @@ from raw_client import RawClient
 from driver.odriver import oDriver
 from ipc.client import Client
 from ipc.control_client import ControlClient
+from ipc.sockets.connection_table import PeerConnection
+from ipc.sockets.full_connections import MAX_RETRIED, RETRY_INTERVAL, FullConnections
 from ipc.sockets.link import Kind, Link, LinkLost
 from ipc.sockets.tenants import of_user
 from ipc.wire.addresses import control_address
@@ -179,6 +182,77 @@ def test_users_without_keys_are_tenants() -> None:
 
     assert (own.name, other.name, nobody.name) == ("", "uid 54321", "")
     assert (own.may_control, root.may_control, other.may_control, nobody.may_control) == (True, True, False, False)
+
+
+# Full connections.
+
+
+class Pipes:
+    """Connections that take as many messages as they have room for; notes which were tried."""
+
+    def __init__(self, num_full: int) -> None:
+        self.full = FullConnections()
+        self.connections = [PeerConnection(serial, b"", "", None) for serial in range(num_full)]
+        self.room = dict.fromkeys(self.connections, 0)
+        self.taken: list[tuple[int, bytes]] = []
+        self.tried: list[int] = []
+        for connection in self.connections:
+            for frame in (b"1", b"2", b"3"):
+                self.full.hold(connection, frame)
+
+    def retry(self, now: float) -> list[int]:
+        """The connections that are tried now, by serial."""
+        self.tried = []
+        self.full.retry(now, self._deliver)
+        return self.tried
+
+    def _deliver(self, connection: PeerConnection, frame: bytes) -> bool:
+        self.tried.append(connection.serial)
+        if self.room[connection] == 0:
+            return False
+        self.room[connection] -= 1
+        self.taken.append((connection.serial, frame))
+        return True
+
+
+def test_full_connections_are_tried_once_an_interval() -> None:
+    """However often there is something else to do; and not at all once there are none."""
+    pipes = Pipes(num_full=2)
+
+    assert pipes.retry(now=1.0) == [0, 1]
+    assert pipes.full.due_at == 1.0 + RETRY_INTERVAL
+    assert pipes.retry(now=1.0 + RETRY_INTERVAL / 2) == []
+    pipes.full.hold(pipes.connections[0], b"4")
+    assert pipes.retry(now=1.0 + RETRY_INTERVAL / 2) == []
+    assert pipes.retry(now=pipes.full.due_at) == [0, 1]
+    for connection in pipes.connections:
+        pipes.full.discard(connection)
+    assert pipes.full.due_at == math.inf
+    assert pipes.retry(now=2.0) == []
+
+
+def test_each_of_many_full_connections_has_its_turn() -> None:
+    """A bounded number at a time, and none twice before all the others."""
+    pipes = Pipes(num_full=2 * MAX_RETRIED + 10)
+    order = list(range(2 * MAX_RETRIED + 10)) * 2
+
+    tried = [serial for now in range(4) for serial in pipes.retry(float(now))]
+
+    assert tried == order[: 4 * MAX_RETRIED]
+
+
+def test_a_full_connection_with_room_takes_all_that_waits_in_order() -> None:
+    """As far as there is room; what is left waits on, and one that has taken all is tried no more."""
+    pipes = Pipes(num_full=3)
+    first, second, third = pipes.connections
+    pipes.room |= {first: 2, second: 3}
+
+    pipes.retry(now=1.0)
+    assert pipes.taken == [(0, b"1"), (0, b"2"), (1, b"1"), (1, b"2"), (1, b"3")]
+    pipes.room |= {first: 5, second: 5}
+    pipes.retry(now=2.0)
+    assert pipes.taken[5:] == [(0, b"3")]
+    assert pipes.retry(now=3.0) == [third.serial]
 
 
 # The link.

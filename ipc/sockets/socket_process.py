@@ -20,6 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ipc.sockets.connection_table import Accepted, Connections, PeerConnection
 from ipc.sockets.descriptors import USER, is_chosen, peer_of, raise_open_files_limit, shut
+from ipc.sockets.full_connections import FullConnections
 from ipc.sockets.link import Kind, Link, LinkLost
 from ipc.sockets.router import HELLO_LIMIT, LINGER, SocketConfiguration, new_router
 
@@ -36,8 +37,6 @@ FAREWELL = 1.0
 """Seconds that a connection has to read why it is closed."""
 SWEEP_INTERVAL = 2.0
 """Seconds between checks for silent connections."""
-RETRY_INTERVAL = 0.02
-"""Seconds after which it is tried again to send to a connection that was full."""
 
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
@@ -64,7 +63,7 @@ class SocketProcess:
         self._link = link
         self._listening = listening
         self._connections = Connections(min(MAX_CONNECTIONS, raise_open_files_limit() - SPARE_FILES))
-        self._full: set[PeerConnection] = set()
+        self._full = FullConnections()
         self._keys: frozenset[str] | None = None
         self._is_open = False
         self._stopping = False
@@ -119,8 +118,7 @@ class SocketProcess:
             self._watch(now)
         if self._zap in ready:
             self._answer_zap(now)
-        if self._full:
-            self._retry()
+        self._full.retry(now, self._deliver)
         if self._router in ready:
             for _ in range(MESSAGES_PER_TURN):
                 if not self._receive(now):
@@ -136,10 +134,9 @@ class SocketProcess:
         timeout = None
         if self._early:
             timeout = 0
-        elif self._full:
-            timeout = int(1000 * RETRY_INTERVAL)
         elif self._connections:
-            timeout = max(0, math.ceil(1000 * (self._swept_at + SWEEP_INTERVAL - time.monotonic())))
+            due_at = min(self._full.due_at, self._swept_at + SWEEP_INTERVAL)
+            timeout = max(0, math.ceil(1000 * (due_at - time.monotonic())))
         return {at for at, events in self._poller.poll(timeout) if events & ~zmq.POLLOUT}
 
     def _reads(self) -> bool:
@@ -174,8 +171,7 @@ class SocketProcess:
             return  # the daemon has a report of its end, or will have
         connection, _ = found
         if connection.held or not self._deliver(connection, frame):
-            connection.held.append(frame)
-            self._full.add(connection)
+            self._full.hold(connection, frame)
 
     def _deliver(self, connection: PeerConnection, frame: bytes) -> bool:
         """Whether there was room for it. A lost connection has room: its end is reported soon."""
@@ -194,13 +190,6 @@ class SocketProcess:
     def _report_taken(self, connection: PeerConnection) -> None:
         self._link.put(Kind.TAKEN, connection.serial, str(connection.num_taken).encode())
         connection.num_taken = 0
-
-    def _retry(self) -> None:
-        for connection in list(self._full):
-            while connection.held and self._deliver(connection, connection.held[0]):
-                connection.held.popleft()
-            if not connection.held:
-                self._full.discard(connection)
 
     # From a client.
 
