@@ -2,6 +2,7 @@
 
 import math
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -20,9 +21,13 @@ from raw_client import RawClient
 from driver.odriver import oDriver
 from ipc.client import Client
 from ipc.control_client import ControlClient
+from ipc.sockets import peers
 from ipc.sockets.connection_table import PeerConnection
 from ipc.sockets.full_connections import MAX_RETRIED, RETRY_INTERVAL, FullConnections
 from ipc.sockets.link import Kind, Link, LinkLost
+from ipc.sockets.peers import HasRoom, Peers, Said, Sent
+from ipc.sockets.router import SocketConfiguration
+from ipc.sockets.spawner import Spawned, Spawner
 from ipc.sockets.tenants import of_user
 from ipc.wire.addresses import control_address
 from ipc.wire.codec import encode
@@ -182,6 +187,58 @@ def test_users_without_keys_are_tenants() -> None:
 
     assert (own.name, other.name, nobody.name) == ("", "uid 54321", "")
     assert (own.may_control, root.may_control, other.may_control, nobody.may_control) == (True, True, False, False)
+
+
+# Peers.
+
+
+class LinkedSpawner(Spawner):
+    """Its process is the test, at the other end of the link."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        ours, theirs = socket.socketpair()
+        self.there = Link(theirs)
+        self._spawned = Spawned(Link(ours), socket.socket())
+
+    def spawn(self, listening: socket.socket) -> Spawned:
+        del listening
+        return self._spawned
+
+
+def test_a_peer_has_room_again_once_the_process_has_taken_what_others_were_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It learns of it at once, though nothing of its own is on the way, and of nothing while the process takes nothing."""
+    monkeypatch.setattr(peers, "MAX_UNSENT", 1000)
+    configuration: SocketConfiguration = {
+        "address": "", "max_message_bytes": 0, "silence_limit": None, "secret": None, "keys": [],
+    }  # fmt: skip
+    spawner, poll = LinkedSpawner(), select.poll()
+    with socket.socket() as listening:
+        table = Peers("work", spawner, listening, configuration)
+        table.attend(now=0.0)
+        for serial in (1, 2):
+            spawner.there.put(Kind.OPENED, serial, b'{"key": null, "uid": null, "refusal": null}')
+            spawner.there.put(Kind.MESSAGE, serial, b"hello")
+        spawner.there.flush()
+        table.attend(now=0.0)
+        busy, other = (event.peer for event in (table.next(), table.next()) if isinstance(event, Said))
+
+        assert table.send(busy.identity, b"x" * 10_000_000) is Sent.AWAY
+        assert table.send(other.identity, b"x") is Sent.FULL
+        table.flush_and_poll(poll)
+        assert table.next() is None
+        assert table.due_at == math.inf
+        for _ in range(1000):
+            spawner.there.receive()
+            table.flush_and_poll(poll)
+        assert table.due_at == 0.0
+        assert table.next() == HasRoom(other)
+        assert table.next() is None
+        assert table.send(other.identity, b"x") is Sent.AWAY
+        spawner.there.close()
+        table.stop()
 
 
 # Full connections.

@@ -116,6 +116,8 @@ class Peers:
         self._by_identity: dict[bytes, Peer] = {}
         self._records: deque[Record] = deque()
         self._lost: deque[Peer] = deque()
+        self._held_up: set[Peer] = set()
+        """Those whose connections have room, but for which the process has too much to take."""
         self._reloads: deque[Future[None]] = deque()
         """Reloads of keys that the process has not confirmed yet."""
 
@@ -129,7 +131,7 @@ class Peers:
     @property
     def due_at(self) -> float:
         """When to call ``attend`` without an event."""
-        if self._records or self._lost:
+        if self._records or self._lost or (self._held_up and self._takes):
             return 0.0
         return self._due_at if self._spawned is None else math.inf
 
@@ -159,7 +161,14 @@ class Peers:
             event = self._event(*self._records.popleft())
             if event is not None:
                 return event
+        if self._held_up and self._takes:
+            return HasRoom(self._held_up.pop())
         return None
+
+    @property
+    def _takes(self) -> bool:
+        """Whether there is a process, and it has taken most of what it was given."""
+        return self._spawned is not None and self._spawned.link.unsent <= MAX_UNSENT
 
     def open(self) -> None:
         """Have clients read."""
@@ -171,8 +180,11 @@ class Peers:
         peer = self._by_identity.get(identity)
         if peer is None or self._spawned is None:
             return Sent.GONE
-        if peer.num_on_the_way >= MAX_ON_THE_WAY or self._spawned.link.unsent > MAX_UNSENT:
+        if peer.num_on_the_way >= MAX_ON_THE_WAY:
             peer.was_full = True
+            return Sent.FULL
+        if not self._takes:
+            self._held_up.add(peer)
             return Sent.FULL
         peer.num_on_the_way += 1
         self._spawned.link.put(Kind.MESSAGE, peer.serial, frame)
@@ -246,6 +258,7 @@ class Peers:
         return Refused(peer, *who["refusal"]) if who["refusal"] is not None else None
 
     def _forget(self, peer: Peer) -> Peer:
+        self._held_up.discard(peer)
         self._by_serial.pop(peer.serial, None)
         self._by_identity.pop(peer.identity, None)
         return peer
@@ -272,6 +285,7 @@ class Peers:
         self._due_at = now + self._delay
         self._spawned, self.called_at = None, None
         self._lost.extend(self._by_serial.values())
+        self._held_up.clear()
         self._by_serial.clear()
         self._by_identity.clear()
         if now >= self._due_at:
