@@ -514,6 +514,26 @@ def test_without_decodes_no_step_is_bounded_in_time():
     assert scheduler.plan().counts == [60]
 
 
+def test_a_step_without_decodes_is_no_longer_than_pays_where_a_flood_waits():
+    """A token costs 1 + 1 / 256 at 512 tokens, and at 64 less than a twentieth more. Eight full steps are no flood."""
+    costs = StepCosts((32, 64, 128, 256, 512))
+    for size in (64, 512) * 3:
+        costs.learn(size, 2.0 + size)
+    scheduler, _ = build_scheduler(budget=512, num_pages=1600, step_costs=costs)
+    for number in range(6):
+        scheduler.add(build_sequence(f"long {number}", prompt=600))
+    assert scheduler.plan().num_tokens == 512
+
+    for number in range(4):
+        scheduler.add(build_sequence(f"another {number}", prompt=600))
+    assert scheduler.plan().counts == [64]
+    scheduler.add(build_sequence("short", prompt=10, client="another"))
+
+    plan = scheduler.plan()
+
+    assert plan.num_tokens == 64 and 10 in plan.counts
+
+
 def test_of_what_time_leaves_shorter_prompts_get_half_and_long_ones_the_rest():
     """Of 20 tokens: a prompt of more than 10 is long and leaves the others what they have a use for."""
     scheduler, _ = timed_scheduler()

@@ -133,6 +133,16 @@ def test_most_tokens_fills_the_largest_size_that_costs_no_more():
     assert costs.most_tokens(1.0) == 0
 
 
+def test_the_least_tokens_are_of_the_smallest_size_whose_tokens_cost_little_more():
+    """A token costs 1.5 at 128 tokens, 2 at 64, 3 at 32."""
+    costs = build_costs([(64, 128.0), (128, 192.0)])
+
+    assert costs.least_tokens(128, loss=0.1) == 128
+    assert costs.least_tokens(128, loss=0.34) == 64
+    assert costs.least_tokens(128, loss=1.0) == 32
+    assert costs.least_tokens(512, loss=1.0) == 512, "nobody knows what that costs"
+
+
 @given(st.lists(st.tuples(st.integers(1, 512), st.floats(1e-6, 1e3))), st.floats(1e-6, 1e3))
 def test_costs_grow_with_tokens_and_never_faster(steps, limit):
     """Whatever was learned: each is above 0, none below a smaller one's, a token costs no more in a larger step."""

@@ -9,8 +9,9 @@ be replayed. The rules:
   to chunks of prompts (``prompt_chunks``), admitted ones before waiting ones, so that a stream of
   prompts never starves a decode. Beside decodes there is no more left than keeps the step below
   their target for the time between tokens, by what steps have cost (``estimates``; ``update``
-  is told their seconds). Long prompts get no more than a part of what is left, one after the
-  other, as long as shorter prompts have a use for the rest.
+  is told their seconds). Without decodes, and with a flood of prompts, a step is no longer than
+  pays, as one who comes next waits for its end. Long prompts get no more than a part of what is
+  left, one after the other, as long as shorter prompts have a use for the rest.
 - ``plan`` may be called again before the step before it has landed. A sequence counts its tokens
   in flight, so that one that will end by length is not planned again; one that ended otherwise has
   its late tokens dropped in ``update``.
@@ -57,7 +58,7 @@ from collections.abc import Mapping
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.admission import Admission
 from engine.scheduling.estimates.growth_reserve import GrowthReserve
-from engine.scheduling.estimates.inter_token import InterTokenTarget
+from engine.scheduling.estimates.prompt_room import PromptRoom
 from engine.scheduling.estimates.step_costs import StepCosts, sizes_up_to
 from engine.scheduling.landing import Landing
 from engine.scheduling.plan import NextIterationPlan, StepResult
@@ -108,7 +109,7 @@ class InferenceScheduler:
         """What steps cost, learned in ``update``."""
         self._budget = max_num_batched_tokens
         self._long = long_prefill_token_threshold
-        self._target = InterTokenTarget(self.step_costs, max_num_batched_tokens, inter_token_seconds)
+        self._prompt_room = PromptRoom(self.step_costs, max_num_batched_tokens, inter_token_seconds)
         self._reserve = reserve or GrowthReserve(memory.num_pages)
         self._waiting = WaitingQueue(client_weights, fair=fair)
         self._running = RunningSequences(max_num_seqs, self.memory, self._reserve, self.adapters)
@@ -335,8 +336,12 @@ class InferenceScheduler:
         if not begun and not self._waiting:
             return
         decoding = plan.num_tokens + self._running.late.num_sequences
-        may_grant = begun or self._running.num_free
-        room = self._target.room(decoding, plan.num_passes) if decoding and may_grant else self._budget
+        room: int | None = self._budget
+        if decoding and (begun or self._running.num_free):
+            room = self._prompt_room.beside(decoding, plan.num_passes)
+        elif not decoding:
+            left = sum(sequence.num_prefill_tokens - sequence.num_computed_tokens for sequence in begun)
+            room = self._prompt_room.alone(self._waiting.num_tokens + left)
         if room is None:
             chunks = PromptChunks(self.memory, self._budget - plan.num_tokens, self._long or self._budget // 2)
         else:

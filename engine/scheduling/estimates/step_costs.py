@@ -111,6 +111,15 @@ class StepCosts:
         count = bisect_right(self._sizes, seconds, hi=end, key=lambda size: _on_line(known, size))
         return self._sizes[count - 1] if count else 0
 
+    def least_tokens(self, most: int, loss: float) -> int:
+        """The fewest tokens of a step in which one costs at most ``loss`` more than in one of ``most``,
+        as a part of that; ``most`` while nobody knows what that costs."""
+        cost = self.seconds(most)
+        if not cost:
+            return most
+        known, limit = self._costs(), (1 + loss) * cost / most
+        return next(size for size in [*self._sizes, most] if size >= most or _on_line(known, size) <= limit * size)
+
     def _costs(self) -> list[tuple[int, float]]:
         """Sizes and costs of ``_known``."""
         if not self._known:

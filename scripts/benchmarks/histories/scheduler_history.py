@@ -24,7 +24,7 @@ from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.backfill import MOST_PASSED
 from engine.scheduling.constraints.late_samples import MOST_KEPT
 from engine.scheduling.estimates.growth_reserve import GrowthReserve
-from engine.scheduling.estimates.inter_token import LEAST_SHARE, TIMES
+from engine.scheduling.estimates.prompt_room import LEAST_SHARE, TIMES
 from engine.scheduling.estimates.step_costs import StepCosts
 from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.plan import NextIterationPlan, StepResult
