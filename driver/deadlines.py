@@ -50,10 +50,10 @@ class Deadlines:
             _, name = heapq.heappop(self._times)
             if self._ends.get(name, math.inf) <= now:
                 late.add(name)
-            begins_by, sequence = self._begins.get(name, (math.inf, None))
-            if begins_by <= now:
+            begins = self._begins.get(name)
+            if begins is not None and begins[0] <= now:
                 del self._begins[name]
-                if sequence is not None and not sequence.has_begun:
+                if not begins[1].has_begun:
                     late.add(name)
         for name in late:
             self.discard(name)

@@ -3,13 +3,12 @@
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 from driver.errors import Overloaded
 from driver.open_requests import OpenRequest
 from driver.request import ReturnSample, TokenizerRequest
-from driver.stages.fair_share import Holder, Holdings, Share
+from driver.stages.fair_share import Holdings, Share
 from engine.metrics.engine_stats import EngineStats
 
 RATE_WINDOW = 5.0
@@ -97,42 +96,41 @@ class TokenizerLimit:
     def __init__(self, max_requests: int) -> None:
         self._max_requests = max_requests
         self._counting = threading.Lock()
-        self._waiting = Holdings()
+        self._waiting: set[_Counted] = set()
+        self._holdings = Holdings()
 
     def submit(self, request: TokenizerRequest, submit: Callable[[TokenizerRequest], None]) -> None:
         """Submits the request, which counts until it is answered; raises Overloaded."""
+        counted = _Counted(self, request)
         with self._counting:
-            requests = self._waiting.share(self._max_requests, 1, request.holder)
+            requests = self._holdings.share(self._max_requests, 1, request.holder)
             if not requests.fits:
                 raise Overloaded(
                     f"{requests.total:,} tokenizer requests wait already, {requests.own:,} of them yours: try later"
                 )
-            self._waiting.take(1, request.holder)
-        counted = _Counted(self, request)
+            self._waiting.add(counted)
+            self._holdings.take(1, request.holder)
         try:
             submit(replace(request, channel=counted))
         except BaseException:
-            counted.end()
+            self.end(counted)
             raise
 
-    def end(self, holder: Holder) -> None:
-        """A request of this holder counts no longer."""
+    def end(self, counted: "_Counted") -> None:
+        """The request counts no longer; a second time changes nothing."""
         with self._counting:
-            self._waiting.give_back(1, holder)
+            if counted in self._waiting:
+                self._waiting.remove(counted)
+                self._holdings.give_back(1, counted.request.holder)
 
 
 class _Counted:
     """The channel of a counted request, which counts until it is first put into."""
 
     def __init__(self, limit: TokenizerLimit, request: TokenizerRequest) -> None:
-        self._request = request
-        self._counting = [limit]
-        """Empty once the request counts no longer: one pop decides, whichever thread it is on."""
+        self.request = request
+        self._limit = limit
 
     def put(self, sample: ReturnSample) -> None:
-        self.end()
-        self._request.channel.put(sample)
-
-    def end(self) -> None:
-        with suppress(IndexError):
-            self._counting.pop().end(self._request.holder)
+        self._limit.end(self)
+        self.request.channel.put(sample)
