@@ -3,7 +3,9 @@
 import gc
 import weakref
 
-from ipc.service.start_up import freeze_heap
+import pytest
+
+from ipc.service.start_up import freeze_heap, heap_frozen
 
 
 class Kept:
@@ -24,3 +26,20 @@ def test_what_is_kept_is_not_visited_again_and_garbage_goes_first() -> None:
     assert gone() is None
     visited = {id(one) for one in gc.get_objects()}
     assert not any(id(one) in visited for one in kept)
+
+
+def test_imports_are_not_searched_for_cycles_and_what_comes_after_them_is() -> None:
+    """Nothing is collected meanwhile, what they made is not visited later, and the search is on again even after an
+    error."""
+    with pytest.raises(ImportError), heap_frozen():
+        assert not gc.isenabled()
+        kept = Kept()
+        raise ImportError
+
+    assert gc.isenabled()
+    assert all(one is not kept for one in gc.get_objects())
+    garbage = Kept()
+    garbage.itself, gone = garbage, weakref.ref(garbage)
+    del garbage
+    gc.collect()
+    assert gone() is None

@@ -3,8 +3,9 @@
 import gc
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -96,11 +97,12 @@ def load(
     model = config.model or str(config.directory)
     config = obtained(config, report)
     # Seconds' worth of imports: not before it is known that there are an address and a model.
-    from driver.metrics.driver_metrics import DriverMetrics
-    from driver.odriver import oDriver
-    from engine.build import build_engine
-    from engine.hosts.other_processes import ALONE, OtherProcesses
-    from engine.served_model import served_model
+    with heap_frozen():
+        from driver.metrics.driver_metrics import DriverMetrics
+        from driver.odriver import oDriver
+        from engine.build import build_engine
+        from engine.hosts.other_processes import ALONE, OtherProcesses
+        from engine.served_model import served_model
 
     background = ThreadPoolExecutor(1)
     tokenizer = background.submit(_load_tokenizer, config)
@@ -170,6 +172,17 @@ def freeze_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@contextmanager
+def heap_frozen() -> Iterator[None]:
+    """For imports: the search for cycles does not visit what they make, neither now nor later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def facts_alike(config: EngineConfig) -> dict[str, str]:
