@@ -197,7 +197,7 @@ class SamplingPrograms:
         """A function that creates the state of all slots from one row."""
 
         def make(leaf: NDArray[Any], spec: PartitionSpec) -> Callable[[], Array]:
-            return self._mesh.maker(partial(jnp.tile, leaf, (self._num_slots, *(1 for _ in leaf.shape))), *spec)
+            return self._mesh.maker(partial(jnp.broadcast_to, leaf, (self._num_slots, *leaf.shape)), *spec)
 
         makers = jax.tree.map(make, row, _specs(row, None))
         return lambda: jax.tree.map(lambda make: make(), makers)
