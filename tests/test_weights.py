@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from engine.mesh import one_device
 from engine.models.decoder import Decoder
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
-from engine.models.weights import verification
+from engine.models.weights import store, verification
 from engine.models.weights.opening import check_weights
 from engine.models.weights.sources import Arrays, Checkpoint, open_checkpoint
-from engine.models.weights.store import parameter_bytes, put
+from engine.models.weights.store import device_parts, parameter_bytes, put
 from engine.models.weights.weight_format import Layout, WeightFormat
 
 BFLOAT16 = WeightFormat(jnp.dtype(jnp.bfloat16))
@@ -119,6 +120,34 @@ def test_progress_counts_every_byte(tmp_path: Path, variant: str) -> None:
     assert foretold == sum(value.nbytes for value in parameters.values())
     assert [total for _, total in heard] == [foretold] * len(parameters)
     assert [done for done, _ in heard] == np.cumsum([value.nbytes for value in parameters.values()]).tolist()
+
+
+def test_the_host_reads_one_parameter_ahead_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is read once, while the one before is placed at the earliest."""
+    directory, placed, ahead = build_checkpoint(tmp_path), [0], []
+
+    def counted(*arguments: Any) -> Any:
+        ahead.append(len(ahead) + 1 - len(placed))
+        return device_parts(*arguments)
+
+    monkeypatch.setattr(store, "device_parts", counted)
+    decoder = load(directory, progress=lambda done, total: placed.append(done))
+
+    assert len(ahead) == len(placed) - 1 == len(parameters_of(decoder))
+    assert max(ahead) == 1
+
+
+def test_an_error_of_a_read_is_that_of_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though another thread reads, which ends with it."""
+
+    def damaged(*arguments: Any) -> Any:
+        raise ConfigurationError("the disk is gone")
+
+    monkeypatch.setattr(store, "device_parts", damaged)
+    with pytest.raises(ConfigurationError, match="the disk is gone"):
+        load(build_checkpoint(tmp_path))
+
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read weights")]
 
 
 def test_each_device_reads_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

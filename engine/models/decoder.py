@@ -178,7 +178,8 @@ class LayerStack(nnx.Module):
 class Decoder(nnx.Module):
     """Token ids to the last hidden state, and hidden states to logits."""
 
-    def __init__(self, partition: Partition, rngs: nnx.Rngs, *, scans: bool = False) -> None:
+    def __init__(self, partition: Partition, rngs: nnx.Rngs | None = None, *, scans: bool = False) -> None:
+        """Random weights to train, or without ``rngs`` zeros, for their shapes."""
         model = partition.model
         make = ParameterFactory(rngs, partition.devices, model.num_layers, dict(model.tensors))
         axes = {"vocabulary": partition.padded_vocab_size, "hidden": model.hidden_size}

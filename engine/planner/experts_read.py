@@ -45,6 +45,6 @@ def expert_bytes(partition: Partition, form: WeightFormat) -> dict[ExpertsSpec, 
 @cache
 def _bytes_a_layer(spec: ExpertsSpec, partition: Partition, form: WeightFormat) -> int:
     devices, hidden = partition.devices, partition.model.hidden_size
-    layer = nnx.eval_shape(lambda: spec.build(hidden, ParameterFactory(nnx.Rngs(0), devices, 1, {})))
+    layer = nnx.eval_shape(lambda: spec.build(hidden, ParameterFactory(None, devices, 1, {})))
     kernels = (leaves_of(declared(kernel), form, devices) for kernel in (layer.gate_up_kernel, layer.down_kernel))
     return sum(leaf.nbytes(devices) for kernel in kernels for leaf in jax.tree.leaves(kernel))

@@ -40,7 +40,7 @@ class Trainable:
             name: jnp.asarray(checkpoint.read(name, (...,)), jnp.float32) for name in checkpoint.names
         }
         """The weights as they are published."""
-        declaration = nnx.eval_shape(lambda: Decoder(partition, nnx.Rngs(0)))
+        declaration = nnx.eval_shape(lambda: Decoder(partition))
         self._graph, self._state = nnx.split(declaration)
 
     def decoder(self, tensors: Tensors) -> Decoder:

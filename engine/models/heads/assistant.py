@@ -37,11 +37,11 @@ from engine.vocabulary import NO_TOKEN_LOGIT, Vocabulary
 class Assistant(nnx.Module):
     """Tokens and features to hidden states and the next tokens' features, and hidden states to logits."""
 
-    def __init__(self, partition: Partition, rngs: nnx.Rngs) -> None:
+    def __init__(self, partition: Partition) -> None:
         model = partition.model
         head = model.head
         assert isinstance(head, AssistantSpec)
-        make = ParameterFactory(rngs, partition.devices, model.num_layers, dict(model.tensors))
+        make = ParameterFactory(None, partition.devices, model.num_layers, dict(model.tensors))
         hidden, features = {"hidden": model.hidden_size}, {"columns": head.model_size}
         both = {"columns": 2 * head.model_size}
         self.joint = make.kernel("joint", both, hidden, tensors("pre_projection.weight"))

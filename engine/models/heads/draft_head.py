@@ -1,7 +1,5 @@
 """The kinds of draft heads, by the ModelSpec that each one has."""
 
-from flax import nnx
-
 from engine.models.head_specs import AssistantSpec, MTPHeadSpec
 from engine.models.heads.assistant import Assistant
 from engine.models.heads.assistant_tensors import AssistantTensors
@@ -16,14 +14,14 @@ from engine.models.weights.sources import TensorSource
 DraftHead = EagleHead | MTPHead | Assistant
 
 
-def draft_head(partition: Partition, rngs: nnx.Rngs) -> DraftHead:
-    """The module of a model that is a draft head."""
+def draft_head(partition: Partition) -> DraftHead:
+    """The module of a model that is a draft head; its weights are zeros, for their shapes."""
     match partition.model.head:
         case MTPHeadSpec():
-            return MTPHead(partition, rngs)
+            return MTPHead(partition)
         case AssistantSpec():
-            return Assistant(partition, rngs)
-    return EagleHead(partition, rngs)
+            return Assistant(partition)
+    return EagleHead(partition)
 
 
 def tensors_of_head(source: TensorSource, model: ModelSpec) -> TensorSource:

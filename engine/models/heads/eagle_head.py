@@ -64,11 +64,11 @@ class EagleHead(nnx.Module):
     """Tokens and features to hidden states, which are the next tokens' features, and these to
     logits of the tokens that it drafts."""
 
-    def __init__(self, partition: Partition, rngs: nnx.Rngs) -> None:
+    def __init__(self, partition: Partition) -> None:
         model = partition.model
         (block,), head = model.blocks, model.head
         assert isinstance(head, EagleHeadSpec)
-        make = ParameterFactory(rngs, partition.devices, model.num_layers, dict(model.tensors))
+        make = ParameterFactory(None, partition.devices, model.num_layers, dict(model.tensors))
         hidden, padded = {"hidden": model.hidden_size}, partition.padded_vocab_size
         embedding = {"vocabulary": padded, **hidden}, tensors("model.embed_tokens.weight")
         self.embedding = (

@@ -36,10 +36,10 @@ class MTPHead(nnx.Module):
     """Tokens and features to hidden states, which are the next tokens' features, and these to
     logits of all tokens."""
 
-    def __init__(self, partition: Partition, rngs: nnx.Rngs) -> None:
+    def __init__(self, partition: Partition) -> None:
         model = partition.model
         (block,) = model.blocks
-        make = ParameterFactory(rngs, partition.devices, model.num_layers, dict(model.tensors))
+        make = ParameterFactory(None, partition.devices, model.num_layers, dict(model.tensors))
         hidden = {"hidden": model.hidden_size}
 
         def norm(name: str) -> RMSNorm:

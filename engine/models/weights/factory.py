@@ -20,12 +20,13 @@ STD = 0.02
 
 
 class ParameterFactory:
-    """Makes a model's parameters: random to train, or shapes under ``nnx.eval_shape`` to load.
+    """Makes a model's parameters: random to train, or zeros without ``rngs``, for their shapes under
+    ``nnx.eval_shape`` to load, where drawing would be most of the time.
 
     Each is an ``nnx.Param`` whose metadata ``declared`` is its Parameter.
     """
 
-    def __init__(self, rngs: nnx.Rngs, devices: int, num_layers: int, rules: Mapping[str, TensorRule]) -> None:
+    def __init__(self, rngs: nnx.Rngs | None, devices: int, num_layers: int, rules: Mapping[str, TensorRule]) -> None:
         self._rngs = rngs
         self.axis = TP if devices > 1 else None
         """The mesh axis that products of ``last`` kernels are summed over; None on one device."""
@@ -87,7 +88,7 @@ class ParameterFactory:
     def array(self, name: str, axes: Axes, rule: TensorRule) -> nnx.Param[Array]:
         """An array [*axes] that is not quantised, for what ``linear`` does not compute."""
         parameter = Parameter(name, Role.VECTOR, tuple(axes.items()), self._rule(name, rule))
-        return nnx.Param(STD * jax.random.normal(self._rngs.params(), parameter.shape), declared=parameter)
+        return nnx.Param(self._numbers(parameter, STD), declared=parameter)
 
     def scale(self, name: str, axes: Axes, rule: TensorRule, *, kv_replicas: int = 1) -> nnx.Param[Array]:
         """Ones f32[*axes], which stay float32."""
@@ -109,8 +110,13 @@ class ParameterFactory:
         return STD / (2 * self._num_layers) ** 0.5 if last else STD
 
     def _weight(self, parameter: Parameter, std: float) -> nnx.Param[Any]:
-        numbers = std * jax.random.normal(self._rngs.params(), parameter.shape)
+        numbers = self._numbers(parameter, std)
         return nnx.Param(Dense(numbers, Layout.AXES, parameter.out(self.devices)), declared=parameter)
+
+    def _numbers(self, parameter: Parameter, std: float) -> Array:
+        if self._rngs is None:
+            return jnp.zeros(parameter.shape)
+        return std * jax.random.normal(self._rngs.params(), parameter.shape)
 
 
 def declared(param: nnx.Variable[Any]) -> Parameter:

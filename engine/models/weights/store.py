@@ -1,6 +1,8 @@
 """The served arrays of a decoder: their shapes, their bytes, and how a source fills them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -30,6 +32,8 @@ from engine.models.weights.verification import verify
 from engine.models.weights.weight_format import Leaf, WeightFormat
 
 AnyDecoder = Decoder | DraftHead
+Parts = list[NDArray[Any]]
+"""A parameter of one layer: the part of each of this process's devices."""
 Report = Callable[[int, int], None]
 """Called after each parameter of a layer with the bytes placed so far and in all."""
 
@@ -92,15 +96,18 @@ def put(source: TensorSource, decoder: AnyDecoder, form: WeightFormat, *, mesh: 
     """Read, transform and put every tensor of a source into the served arrays of a decoder.
 
     The decoder has shapes alone, or weights of the same form, which are then donated. Each
-    parameter of a layer is read directly into the devices' parts, so the host never has more than
-    one. Raises ConfigurationError naming a missing, misshapen or unknown tensor before any read.
+    parameter of a layer is read directly into the devices' parts, and the next one meanwhile, so the
+    host never has more than two. Raises ConfigurationError naming a missing, misshapen or unknown
+    tensor before any read.
     """
     source, entries = matched(source, decoder)
     total = sum(_nbytes(entry.parameter, form) for entry, _ in entries for _ in entry.sources)
-    placement = _Placement(source, form, mesh, _Progress(total, progress))
+    wanted = [(entry.parameter, layer) for entry, _ in entries for layer in entry.sources]
     placed = []
-    for entry, variable in entries:
-        placed.append((entry.path, variable.replace(placement.fill(entry, variable.get_value()))))
+    with closing(_read_ahead(source, wanted, form, mesh)) as parts:
+        placement = _Placement(parts, form, mesh, _Progress(total, progress))
+        for entry, variable in entries:
+            placed.append((entry.path, variable.replace(placement.fill(entry, variable.get_value()))))
     nnx.update(decoder, nnx.from_flat_state(placed))
 
 
@@ -174,8 +181,8 @@ def entries(decoder: AnyDecoder) -> list[Served]:
 
 def _declared(partition: Partition, scans: bool) -> AnyDecoder:
     if partition.model.head is not None:
-        return nnx.eval_shape(lambda: draft_head(partition, nnx.Rngs(0)))
-    return nnx.eval_shape(lambda: Decoder(partition, nnx.Rngs(0), scans=scans))
+        return nnx.eval_shape(lambda: draft_head(partition))
+    return nnx.eval_shape(lambda: Decoder(partition, scans=scans))
 
 
 def _served(path: tuple[Any, ...], variable: nnx.Variable[Any], partition: Partition) -> Served:
@@ -210,10 +217,10 @@ class _Progress:
 
 
 class _Placement:
-    """Reads parameters into the devices' parts."""
+    """Makes parameters of the devices' parts, which come in the order of the entries."""
 
-    def __init__(self, source: TensorSource, form: WeightFormat, mesh: DeviceMesh, progress: _Progress) -> None:
-        self._source = source
+    def __init__(self, parts: Iterator[Parts], form: WeightFormat, mesh: DeviceMesh, progress: _Progress) -> None:
+        self._parts = parts
         self._form = form
         self._mesh = mesh
         self._progress = progress
@@ -222,22 +229,38 @@ class _Placement:
         """The new arrays of an entry; ``served`` are its former arrays or shapes."""
         if not entry.is_stacked:
             jax.tree.map(delete, served)
-            return self._made(entry.parameter, entry.sources[0])
+            return self._made(entry.parameter)
         stacks = room(entry, served, self._form, self._mesh)
-        for place, layer in enumerate(entry.sources):
-            stacks = jax.tree.map(partial(fill, place=np.int32(place)), stacks, self._made(entry.parameter, layer))
+        for place in range(len(entry.sources)):
+            stacks = jax.tree.map(partial(fill, place=np.int32(place)), stacks, self._made(entry.parameter))
         return stacks
 
-    def _made(self, parameter: Parameter, layer: int | None) -> Any:
-        parts = device_parts(self._source, parameter, layer, self._form, self._mesh)
-        made = made_of(parts, parameter, self._form, self._mesh)
+    def _made(self, parameter: Parameter) -> Any:
+        made = made_of(next(self._parts), parameter, self._form, self._mesh)
         self._progress.add(_nbytes(parameter, self._form))
         return made
 
 
+def _read_ahead(
+    source: TensorSource, wanted: Sequence[tuple[Parameter, int | None]], form: WeightFormat, mesh: DeviceMesh
+) -> Generator[Parts]:
+    """``device_parts`` of each, one after the other, read by a thread while the one before is used."""
+    reader = ThreadPoolExecutor(1, "read weights")
+    ahead: Future[Parts] | None = None
+    try:
+        for parameter, layer in wanted:
+            before, ahead = ahead, reader.submit(device_parts, source, parameter, layer, form, mesh)
+            if before is not None:
+                yield before.result()
+        if ahead is not None:
+            yield ahead.result()
+    finally:
+        reader.shutdown(cancel_futures=True)
+
+
 def device_parts(
     source: TensorSource, parameter: Parameter, layer: int | None, form: WeightFormat, mesh: DeviceMesh
-) -> list[NDArray[Any]]:
+) -> Parts:
     """Each of this process's devices' part, read for it alone; not quantised or packed."""
     leaf, padding = dense_leaf(parameter, form), table_padding(parameter, form)
     read = [assemble(source, parameter, layer, at, leaf.dtype, padding) for at in device_indices(parameter, mesh)]
@@ -261,7 +284,7 @@ def as_leaf(part: NDArray[Any], parameter: Parameter, form: WeightFormat) -> NDA
     return part.reshape(sizes if len(sizes) == axes else (*sizes[: axes - 1], -1))
 
 
-def made_of(parts: list[NDArray[Any]], parameter: Parameter, form: WeightFormat, mesh: DeviceMesh) -> Any:
+def made_of(parts: Parts, parameter: Parameter, form: WeightFormat, mesh: DeviceMesh) -> Any:
     """The served form of a parameter of one layer, of each device's part."""
     leaf = dense_leaf(parameter, form)
     devices = mesh.sharding(*parameter.split).addressable_devices_indices_map(parameter.sizes)
