@@ -27,7 +27,9 @@ def measure_startup(model: str, directory: Path, settings: list[str], repeats: i
 
 
 def _start(directory: Path, settings: list[str], cache: str) -> Daemon:
-    with Daemon(directory, *settings, environment={"JAX_COMPILATION_CACHE_DIR": cache}) as daemon:
+    # as a service has it: a shell that forbids bytecode has every start compile oDriver's modules
+    environment = {"JAX_COMPILATION_CACHE_DIR": cache, "PYTHONDONTWRITEBYTECODE": ""}
+    with Daemon(directory, *settings, environment=environment) as daemon:
         return daemon
 
 
