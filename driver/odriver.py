@@ -63,7 +63,8 @@ thread.
 The end
 -------
 ``stop`` closes the bounded queues, which ends every thread that waits in one, posts Stop, joins
-the threads and ends every open request with "stopped". A thread that dies does the same as its
+the threads and ends every open request with "stopped"; so it answers each command and tokenizer
+request that has no answer yet (driver/owed_answers.py). A thread that dies does the same as its
 last act, with "internal", and calls ``on_failure``. Only the first caller does it.
 """
 
@@ -71,6 +72,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 import msgspec
 
@@ -88,6 +90,7 @@ from driver.metrics.request_log import RequestLog
 from driver.metrics.request_metrics import RequestMetrics
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.operations.weight_updates import WeightUpdate, WeightUpdates
+from driver.owed_answers import OwedAnswers
 from driver.prepare_inputs import PrepareInputs
 from driver.process_summary import ProcessSummary
 from driver.request import (
@@ -157,6 +160,7 @@ class oDriver:
         """The engine's, with the tokenizer's end token."""
         self._load_limit = LoadLimit(max_queued_requests, max_queued_tokens)
         self._tokenizer_limit = TokenizerLimit(max_queued_requests)
+        self._owed_answers = OwedAnswers()
         most_queued = most(max_queued_requests)
         self._on_failure = on_failure
         self._log = RequestLog()
@@ -234,10 +238,8 @@ class oDriver:
         """Takes the request, also when asleep or draining; raises NotFound, Overloaded or
         DriverStopped."""
         self.adapters.check(request.model, request.adapters)
-        try:
-            self._tokenizer_limit.submit(request, self._prepare.submit)
-        except QueueClosed:
-            raise DriverStopped(str(self._why_stopped)) from None
+        with self._owed_answers.owing(request.request_id, request.channel) as channel:
+            self._tokenizer_limit.submit(replace(request, channel=channel), self._prepare.submit)
 
     def abort(self, request_id: str) -> bool:
         """Ends the request with reason "abort" and the text so far; False if it is not open."""
@@ -279,25 +281,25 @@ class oDriver:
 
         Raises Draining and DriverStopped at once.
         """
-        self._check_running()
-        self._availability.sleep(request_id, channel, level)
+        with self._owed_answers.owing(request_id, channel) as answer:
+            self._availability.sleep(request_id, answer, level)
 
     def wake(self, request_id: str, channel: ReturnChannel, *, weights: bool = True, pages: bool = True) -> None:
         """Allocates the memory again, reads the weights again, answers the channel, and serves
         when both are there. Raises as ``sleep`` does."""
-        self._check_running()
-        self._availability.wake(request_id, channel, weights=weights, pages=pages)
+        with self._owed_answers.owing(request_id, channel) as answer:
+            self._availability.wake(request_id, answer, weights=weights, pages=pages)
 
     def pause(self, request_id: str, channel: ReturnChannel, mode: UpdateMode, *, clear_cache: bool) -> None:
         """Runs no step until ``resume``, and answers the channel once that is so. Requests that
         come meanwhile wait. Raises DriverStopped."""
-        self._check_running()
-        self._execution.inbox.put(PauseEngine(request_id, mode, clear_cache, channel))
+        with self._owed_answers.owing(request_id, channel) as answer:
+            self._execution.inbox.put(PauseEngine(request_id, mode, clear_cache, answer))
 
     def resume(self, request_id: str, channel: ReturnChannel) -> None:
         """Runs steps again, and answers the channel. Raises DriverStopped."""
-        self._check_running()
-        self._execution.inbox.put(ResumeEngine(request_id, channel))
+        with self._owed_answers.owing(request_id, channel) as answer:
+            self._execution.inbox.put(ResumeEngine(request_id, answer))
 
     def update_weights(
         self,
@@ -314,11 +316,9 @@ class oDriver:
 
         Raises Overloaded and DriverStopped at once.
         """
-        try:
-            channel = Notifying(channel, self._availability.updated)
-            self._updates.submit(WeightUpdate(request_id, source, mode, keep_cache, name, channel))
-        except QueueClosed:
-            raise DriverStopped(str(self._why_stopped)) from None
+        with self._owed_answers.owing(request_id, channel) as answer:
+            answer = Notifying(answer, self._availability.updated)
+            self._updates.submit(WeightUpdate(request_id, source, mode, keep_cache, name, answer))
 
     @property
     def seconds_since_progress(self) -> float:
@@ -357,20 +357,17 @@ class oDriver:
     def reset_prefix_cache(self, request_id: str, channel: ReturnChannel) -> None:
         """Empties the prefix cache between two steps, and answers the channel. Raises
         DriverStopped."""
-        self._check_running()
-        self._execution.inbox.put(ResetPrefixCache(request_id, channel))
+        with self._owed_answers.owing(request_id, channel) as answer:
+            self._execution.inbox.put(ResetPrefixCache(request_id, answer))
 
     def command_adapters(self, command: LoadAdapter | UnloadAdapter) -> None:
         """Has an adapter loaded or unloaded, after the commands before; its channel is answered.
 
         Raises InvalidRequest, Overloaded, Draining and DriverStopped at once.
         """
-        self._check_running()
-        self._availability.check_not_draining()
-        try:
-            self._loader.submit(command)
-        except QueueClosed:
-            raise DriverStopped(str(self._why_stopped)) from None
+        with self._owed_answers.owing(command.request_id, command.channel) as answer:
+            self._availability.check_not_draining()
+            self._loader.submit(msgspec.structs.replace(command, channel=answer))
 
     def profile(self, request_id: str, directory: str | None, channel: ReturnChannel) -> None:
         """Begins a trace of the process, for this directory, or ends and writes the one under way
@@ -378,11 +375,12 @@ class oDriver:
 
         The channel gets one sample: the directory as text, or an error. Raises DriverStopped.
         """
-        self._check_running()
-        self._execution.inbox.put(ProfileEngine(request_id, directory, channel))
+        with self._owed_answers.owing(request_id, channel) as answer:
+            self._execution.inbox.put(ProfileEngine(request_id, directory, answer))
 
     def stop(self, reason: str, timeout: float = 10.0) -> None:
-        """Ends the threads and gives every open request the error "stopped" with this reason.
+        """Ends the threads, and gives every open request and whatever else has no answer the
+        error "stopped" with this reason.
 
         Returns when that is done, by this call or another, or after ``timeout`` seconds: a thread
         that hangs by then (in a step of the device) is logged and left behind.
@@ -405,10 +403,6 @@ class oDriver:
         if request.adapter is not None:
             self.adapters.release(request.adapter)
 
-    def _check_running(self) -> None:
-        if self._right_to_end.locked():
-            raise DriverStopped(str(self._why_stopped))
-
     def _thread_died(self, name: str, error: BaseException) -> None:
         reason = f"the {name} thread died of {type(error).__name__}: {error}"
         if self._end(InternalError(reason), timeout=10.0) and self._on_failure is not None:
@@ -419,16 +413,18 @@ class oDriver:
         if not self._right_to_end.acquire(blocking=False):
             return False
         self._why_stopped = why
+        self._owed_answers.close(why)
         self._prepare.close()
         self._compile.close()
         self._loader.close()
-        self._updates.close(why)
+        self._updates.close()
         self._execution.inbox.put(Stop())
         self._summaries.close()
         self._grammar_compiler.stop()  # this wakes threads that wait for a grammar
         if self._join(timeout):
             self._grammar_compiler.close()
         self._open_requests.fail_all(why)
+        self._owed_answers.fail_all(why)
         self._ended.set()
         return True
 

@@ -2,7 +2,10 @@
 
 import queue
 import threading
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Tokens
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +13,13 @@ from fake_driver import PATIENCE
 from fakes import FakeEngine, FakeTokenizer
 from test_driver import Listener, build_driver, error_of, submit
 
+from driver.adapters.commands import LoadAdapter
 from driver.errors import DriverStopped
 from driver.odriver import oDriver
-from driver.request import ActiveRequest, ReturnSample
+from driver.owed_answers import OwedAnswers
+from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
+from engine.hub.roots import Root
+from engine.live.weight_source import WeightFiles
 
 ENDLESS = 10**9
 """A context that no request fills while a test lasts."""
@@ -209,3 +216,191 @@ def test_a_failure_may_be_answered_with_stop() -> None:
 
     assert answered.wait(timeout=PATIENCE)
     assert error_of(channel)[0] == "internal"
+
+
+class HangingTokenizer(FakeTokenizer):
+    """Every text hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.asked, self.let_go = threading.Event(), threading.Event()
+
+    def encode(self, text: str) -> list[int]:
+        self.asked.set()
+        assert self.let_go.wait(timeout=PATIENCE)
+        return super().encode(text)
+
+
+class OneAnswer(Listener):
+    """A channel that must get one sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: list[ReturnSample] = []
+
+    def put(self, sample: ReturnSample) -> None:
+        self.samples.append(sample)
+        super().put(sample)
+
+
+@pytest.fixture
+def hanging() -> Iterator[HangingTokenizer]:
+    """One that lets go at the end."""
+    tokenizer = HangingTokenizer()
+    yield tokenizer
+    tokenizer.let_go.set()
+
+
+def ask_tokenizer(driver: oDriver, request_id: str) -> OneAnswer:
+    """Submits a text of the tokenizer's; its channel."""
+    channel = OneAnswer()
+    driver.submit_tokenizer_request(TokenizerRequest(request_id=request_id, channel=channel, prompt="x"))
+    return channel
+
+
+@pytest.mark.parametrize(("end", "code"), [(oDriver.stop, "stopped"), (oDriver.fail, "internal")], ids=["stop", "fail"])
+def test_who_asks_the_tokenizer_hears_of_the_end(
+    hanging: HangingTokenizer, end: Callable[[oDriver, str, float], None], code: str
+) -> None:
+    """Queued, or with a thread that hangs and whose late answer is dropped; an abort in the queue has its own end."""
+    driver = oDriver(FakeEngine(), hanging)
+    driver.start()
+    in_hand = ask_tokenizer(driver, "in hand")
+    assert hanging.asked.wait(timeout=PATIENCE)
+    queued, aborted = ask_tokenizer(driver, "queued"), ask_tokenizer(driver, "aborted")
+    assert driver.abort("aborted") and not driver.abort("in hand")
+
+    end(driver, "enough", 0.05)
+    hanging.let_go.set()
+    for thread in driver._threads:
+        assert thread.join(timeout=PATIENCE)
+
+    assert [error_of(channel) for channel in (in_hand, queued)] == [(code, "enough")] * 2
+    assert [sample.finish_reason for sample in aborted.samples] == ["abort"]
+    assert not driver.abort("queued")
+    assert [len(channel.samples) for channel in (in_hand, queued, aborted)] == [1, 1, 1]
+    with pytest.raises(DriverStopped, match="enough"):
+        ask_tokenizer(driver, "late")
+
+
+def test_who_asks_the_tokenizer_hears_of_a_dead_thread() -> None:
+    """The one whose text ends the thread, and those behind it."""
+    failures: queue.SimpleQueue[str] = queue.SimpleQueue()
+    driver = oDriver(FakeEngine(), FaultyTokenizer(), on_failure=failures.put)
+    poison, behind = OneAnswer(), []
+    driver.submit_tokenizer_request(TokenizerRequest(request_id="p", channel=poison, prompt="break encode"))
+    behind = [ask_tokenizer(driver, str(n)) for n in range(3)]
+
+    driver.start()
+
+    reason = failures.get(timeout=PATIENCE)
+    assert {error_of(channel) for channel in (poison, *behind)} == {("internal", reason)}
+
+
+def test_commands_without_an_answer_hear_of_the_end(tmp_path: Path) -> None:
+    """Whatever they are, and in whichever queue: here no thread has begun."""
+    driver = oDriver(FakeEngine(), FakeTokenizer(), max_cpu_loras=1, adapter_root=Root(str(tmp_path), "adapter_root"))
+    commands: dict[str, Callable[[OneAnswer], None]] = {
+        "sleep": lambda channel: driver.sleep("sleep", channel),
+        "wake": lambda channel: driver.wake("wake", channel),
+        "pause": lambda channel: driver.pause("pause", channel, "wait", clear_cache=False),
+        "resume": lambda channel: driver.resume("resume", channel),
+        "update": lambda channel: driver.update_weights("update", channel, WeightFiles("new")),
+        "cache": lambda channel: driver.reset_prefix_cache("cache", channel),
+        "profile": lambda channel: driver.profile("profile", None, channel),
+        "load": lambda channel: driver.command_adapters(LoadAdapter("load", channel, "a")),
+    }
+    channels = {name: OneAnswer() for name in commands}
+    for name, command in commands.items():
+        command(channels[name])
+
+    driver.stop("enough")
+
+    assert {name: error_of(channel) for name, channel in channels.items()} == dict.fromkeys(
+        commands, ("stopped", "enough")
+    )
+    for command in commands.values():
+        with pytest.raises(DriverStopped, match="enough"):
+            command(OneAnswer())
+
+
+def test_the_end_meets_questions_from_many_threads() -> None:
+    """Whenever the driver ends, each that it has taken gets one answer, and one that it refuses none."""
+    for _ in range(30):
+        driver = oDriver(FakeEngine(), FakeTokenizer(), max_queued_requests=100_000)
+        driver.start()
+        taken: list[OneAnswer] = []
+        refused: list[OneAnswer] = []
+        begun = threading.Semaphore(0)
+
+        def ask(client: str, driver: oDriver = driver, taken: list[OneAnswer] = taken) -> None:
+            with suppress(DriverStopped):
+                for number in range(100_000):
+                    channel = OneAnswer()
+                    request = TokenizerRequest(
+                        request_id=f"{client}{number}", channel=channel, prompt="x", client=client
+                    )
+                    refused.append(channel)  # noqa: B023
+                    driver.submit_tokenizer_request(request)
+                    refused.remove(channel)  # noqa: B023
+                    taken.append(channel)
+                    begun.release()  # noqa: B023
+
+        threads = [threading.Thread(target=ask, args=[name]) for name in "abc"]
+        for thread in threads:
+            thread.start()
+        assert begun.acquire(timeout=PATIENCE)
+        driver.stop("enough")
+        for thread in threads:
+            thread.join(timeout=PATIENCE)
+
+        assert {len(channel.samples) for channel in taken} == {1}
+        assert [channel.samples for channel in refused] == [[]] * 3
+
+
+def test_an_exception_is_dropped_where_the_answer_was_given_meanwhile() -> None:
+    """A submission that finds its queue closed after all were told does not tell a second time; nor does a channel
+    that raises keep others from being told."""
+
+    class Raising(OneAnswer):
+        def put(self, sample: ReturnSample) -> None:
+            super().put(sample)
+            raise OSError("nobody hears")
+
+    owed, channels = OwedAnswers(), [Raising(), Raising()]
+
+    for channel in channels:
+        with owed.owing("a", channel):
+            if channel is channels[1]:
+                owed.close(DriverStopped("enough"))
+                owed.fail_all(DriverStopped("enough"))
+                raise ZeroDivisionError
+
+    assert [error_of(channel) for channel in channels] == [("stopped", "enough")] * 2
+    with pytest.raises(DriverStopped, match="enough"), owed.owing("b", OneAnswer()):
+        pytest.fail("it takes no more")
+
+
+def test_an_end_while_weights_are_staged_waits_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """They are ready when the execution thread has ended, and will never be written."""
+    staging, let_go = threading.Event(), threading.Event()
+
+    class StagingEngine(FakeEngine):
+        def stage_weights(self, source: Any) -> Any:
+            staging.set()
+            assert let_go.wait(timeout=PATIENCE)
+            return super().stage_weights(source)
+
+    driver = oDriver(StagingEngine(), FakeTokenizer())
+    driver.start()
+    driver.update_weights("u", channel := OneAnswer(), WeightFiles("new"))
+    assert staging.wait(timeout=PATIENCE)
+
+    stopper = threading.Thread(target=driver.stop, args=["enough", 5.0])
+    stopper.start()
+    for thread in driver._threads:
+        if thread.name == "execution loop":
+            assert thread.join(timeout=PATIENCE)
+    let_go.set()
+    stopper.join(timeout=PATIENCE)
+
+    assert error_of(channel) == ("stopped", "enough") and "still runs" not in caplog.text

@@ -1,18 +1,16 @@
 """Staging of new weights on a thread of its own, one update after the other."""
 
-import itertools
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from queue import Full
 
 import msgspec
 
 from driver.errors import DriverError, InternalError, InvalidRequest, Overloaded
-from driver.request import Notifying, ReturnChannel, ReturnSample, UpdateMode, error_sample
+from driver.request import Notifying, ReturnChannel, UpdateMode, error_sample
 from driver.stages.engine_protocol import Engine
-from driver.stages.queues import QueueClosed, TurnQueue
+from driver.stages.queues import TurnQueue
 from engine.errors import ConfigurationError
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import WeightSource
@@ -54,35 +52,22 @@ class WeightUpdates:
         self._post = post
         self._queue: TurnQueue[WeightUpdate] = TurnQueue(MAX_UPDATES, lambda _: ("", ""))
         self._written = threading.Event()
-        self._owed: dict[int, WeightUpdate] = {}
-        """By number, those that have no answer yet; whoever removes one answers it."""
-        self._numbers = itertools.count()
 
     def submit(self, update: WeightUpdate) -> None:
         """Queues an update. Raises Overloaded and QueueClosed, at once."""
-        number = next(self._numbers)
-        self._owed[number] = update
         try:
-            self._queue.put_nowait(msgspec.structs.replace(update, channel=_Answer(number, self._owed)))
+            self._queue.put_nowait(update)
         except Full:
-            del self._owed[number]
             raise Overloaded(f"{MAX_UPDATES} updates of the weights wait already: wait for their answers") from None
-        except QueueClosed:
-            if self._owed.pop(number, None) is not None:
-                raise
 
     def run(self) -> None:
         """Stages until ``close``."""
         self._queue.run(self._stage)
 
-    def close(self, why: DriverError) -> None:
-        """Ends ``run``; what has no answer gets this one."""
+    def close(self) -> None:
+        """Ends ``run``, and drops what is queued."""
         self._queue.close()
         self._written.set()
-        with suppress(KeyError):
-            while True:
-                _, update = self._owed.popitem()
-                update.channel.put(error_sample(update.request_id, why))
 
     def _stage(self, update: WeightUpdate) -> None:
         try:
@@ -93,25 +78,11 @@ class WeightUpdates:
             logger.exception("weights could not be read", extra={"request_id": update.request_id})
             self._refuse(update, InternalError("a fault of the daemon: its log has the details"))
         else:
-            self._written.clear()
             channel = Notifying(update.channel, self._written.set)
             self._post(UpdateWeights(update.request_id, update, staged, channel))
             self._written.wait()
+            self._written.clear()  # not before: ``close`` may have set it while this one was staged
 
     def _refuse(self, update: WeightUpdate, error: DriverError) -> None:
         logger.warning("weights are not updated: %s", error)
         update.channel.put(error_sample(update.request_id, error))
-
-
-class _Answer:
-    """A channel for one answer, or none if ``close`` has given it."""
-
-    def __init__(self, number: int, owed: dict[int, WeightUpdate]) -> None:
-        self._number = number
-        self._owed = owed
-
-    def put(self, sample: ReturnSample) -> None:
-        """See ReturnChannel."""
-        update = self._owed.pop(self._number, None)
-        if update is not None:
-            update.channel.put(sample)
