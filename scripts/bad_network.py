@@ -29,6 +29,7 @@ from ipc.client import Client
 from ipc.connection import session
 from ipc.errors import ConnectionLost
 from ipc.server import client_table as clients
+from ipc.server import rounds
 from ipc.server.zmq_server import Server
 from ipc.sockets.auth import Authority
 from ipc.wire import keys
@@ -189,7 +190,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as name:
             keys.new(Path(name, "keys"), "client", Path(name, "client.key"))
             return subprocess.run([*_myself("--map-root-user"), "--directory", name]).returncode
-    for module in (clients, session):
+    for module in (clients, rounds, session):
         module.SILENCE_LIMIT, module.PING_INTERVAL = options.silence, options.silence / 6  # type: ignore[attr-defined]
     if options.line is not None:
         be_the_client(socket.socket(fileno=options.line), options.directory / "client.key")

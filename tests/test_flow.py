@@ -1,8 +1,10 @@
 """Flow control: what a client that reads slowly, or not at all, costs itself and nobody else."""
 
 import itertools
+import math
+import random
 import tracemalloc
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from ipc.client import Client
 from ipc.connection import read_ahead
 from ipc.server import connected_client, outbox
 from ipc.server.client_table import Clients
+from ipc.server.delivery import SENT_AT_ONCE
 from ipc.server.outbox import Outbox, Reply
 from ipc.server.stream import Backlog, SampleStream
 from ipc.sockets.peers import Sent
@@ -72,6 +75,12 @@ class Wire:
         for reply, sample in self.outbox.take():
             self.clients.deliver(reply, sample, now)
 
+    def make_room(self, now: float = 0.0) -> None:
+        """There is room again, for as much as was read."""
+        self.clients.has_room(b"c", now)
+        while not self.clients.patience:
+            self.clients.look(now)
+
     def read(self) -> list[ServerMessage]:
         messages = list(self.said)
         self.said.clear()
@@ -86,6 +95,13 @@ class Wire:
             return Sent.FULL
         self.said.append(message)
         return Sent.AWAY
+
+
+def full_wire() -> Wire:
+    """One whose connection has no room since the greeting."""
+    wire = Wire()
+    wire.room = 0
+    return wire
 
 
 def text_of(messages: list[ServerMessage]) -> str:
@@ -193,7 +209,7 @@ def test_a_stream_waits_while_its_client_reads_others(left: str) -> None:
     if left == "ended":
         wire.driver.finish(other)
         wire.deliver(now)
-        wire.clients.look(now + 1.0)
+        wire.clients.look(now + PING_INTERVAL)
 
     assert wire.driver.aborted.empty()
 
@@ -296,7 +312,7 @@ def test_a_full_connection_loses_nothing_and_goes_on_when_it_has_room() -> None:
     wire.hear(Ping())
 
     messages = wire.read()
-    wire.clients.has_room(b"c", now=1.0)
+    wire.make_room(now=1.0)
     messages += wire.read()
 
     assert text_of([message for message in messages if message.request_id == "1" and isinstance(message, Token)]) == (
@@ -320,13 +336,165 @@ def test_nothing_is_tried_while_a_connection_is_known_to_be_full() -> None:
 
     assert wire.num_tries == num_tries
     messages = wire.read()
-    wire.clients.has_room(b"c", now=1.0)
+    wire.make_room(now=1.0)
     messages += wire.read()
     assert len(messages) == 6
     assert isinstance(messages[-1], Done)
     for request_id in ("1", "2"):
         token_ids = token_ids_of([message for message in messages if message.request_id == request_id])
         assert token_ids == [*range(5), *range(100)]
+
+
+def test_credit_on_a_full_connection_has_nothing_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of however many streams something waits, and whatever is said of them: until there is room."""
+    wire = full_wire()
+    requests = [wire.open(str(number)) for number in range(100)]
+    for request in requests:
+        wire.say(request, 3)
+    joins: list[object] = []
+    monkeypatch.setattr("ipc.server.stream.joined", lambda samples: joins.append(samples) or outbox.joined(samples))
+
+    for number in range(100):
+        wire.hear(Credit(str(number), 1))
+        wire.hear(Ping())
+    wire.clients.look(PING_INTERVAL)
+
+    assert not joins and wire.num_tries <= 210
+
+
+def test_streams_take_turns_where_their_client_reads_slowly() -> None:
+    """There are more of them than messages that its connection has room for at once."""
+    wire = full_wire()
+    requests = [wire.open(str(number)) for number in range(40)]
+    turns: Counter[str] = Counter()
+    for _ in range(20):
+        for request in requests:
+            wire.say(request)
+        wire.room = 10
+        wire.make_room()
+        for message in wire.read():
+            assert isinstance(message, Token)
+            turns[message.request_id] += 1
+            wire.hear(Credit(message.request_id, 1))
+
+    assert turns == {str(number): 5 for number in range(40)}
+
+
+def test_one_turn_sends_a_bounded_part_and_the_next_goes_on() -> None:
+    """Of one client after the other; nothing new overtakes what has waited, and answers come in order."""
+    wire = full_wire()
+    requests = [wire.open(str(number)) for number in range(3 * SENT_AT_ONCE)]
+    for request in requests:
+        wire.say(request)
+    wire.room = 10_000
+
+    wire.clients.has_room(b"c", now=0.0)
+    wire.clients.look(now=0.0)
+    first = wire.read()
+    wire.hear(Generate("0", prompt="in use"))
+    wire.hear(Credit("0", 1))
+    wire.say(requests[-1])
+    between = wire.read()
+    while not wire.clients.patience:
+        wire.clients.look(now=0.0)
+    error, *rest = wire.read()
+
+    assert len(first) == SENT_AT_ONCE and between == [] and isinstance(error, Error)
+    assert [message.request_id for message in [*first, *rest]] == [str(number) for number in range(3 * SENT_AT_ONCE)]
+    assert token_ids_of(rest[-1:]) == [0, 0]
+
+
+def test_clients_with_room_take_turns() -> None:
+    """One with much that waits holds up no other for longer than a turn."""
+    driver, sent, room = FakeDriver(), list[bytes](), {b"many": 0, b"few": 0}
+
+    def send(identity: bytes, message: ServerMessage) -> Sent:
+        del message
+        if not room[identity]:
+            return Sent.FULL
+        sent.append(identity)
+        return Sent.AWAY
+
+    clients = Clients(driver, WELCOME, box := Outbox(Bell()), send)
+    for identity, num_streams in ((b"many", 5 * SENT_AT_ONCE), (b"few", 1)):
+        clients.hear(identity, [encode(Hello(PROTOCOL_VERSION))], now=0.0)
+        for number in range(num_streams):
+            clients.hear(identity, [encode(Generate(str(number), prompt=[1]))], now=0.0)
+            driver.say(driver.take(), "x", [1])
+    for reply, sample in box.take():
+        clients.deliver(reply, sample, now=0.0)
+    for identity in room:
+        room[identity] = 1
+        clients.has_room(identity, now=0.0)
+
+    clients.look(now=0.0)
+    clients.look(now=0.0)
+
+    assert b"few" in sent and len(sent) == 2 * SENT_AT_ONCE
+
+
+@pytest.mark.parametrize("how", ["gone", "aborted", "anew"])
+def test_a_stream_that_ends_while_it_waits_for_room_has_no_turn(how: str) -> None:
+    """Nor has one of a client that is gone, or has said hello again with the same ids."""
+    wire = full_wire()
+    requests = [wire.open(str(number)) for number in range(3)]
+    for request in requests:
+        wire.say(request)
+    wire.room = 10
+    if how == "gone":
+        wire.gone = True
+        wire.make_room()
+        assert len(wire.clients) == 0 and wire.clients.patience == math.inf
+    elif how == "aborted":
+        wire.driver.finish(requests[1], "abort")
+        wire.deliver()
+        wire.make_room()
+        assert [type(message) for message in wire.read()] == [Token, Done, Token]
+    else:
+        wire.clients.has_room(b"c", now=0.0)
+        wire.hear(Hello(PROTOCOL_VERSION))
+        wire.open("1")
+        wire.make_room()
+        assert [type(message) for message in wire.read()] == [type(WELCOME)]
+
+
+def test_what_waits_is_sent_in_any_order_of_events() -> None:
+    """Each token once and in its stream's order, in a random history of words, credit and room."""
+    for seed in range(20):
+        draw, wire = random.Random(seed), full_wire()
+        requests = {str(number): wire.open(str(number)) for number in range(50)}
+        read: dict[str, list[ServerMessage]] = {name: [] for name in requests}
+        said, ended = Counter[str](), set[str]()
+        for step in range(3000):
+            name = draw.choice(list(requests))
+            match draw.randrange(4):
+                case 0 | 1 if name not in ended:
+                    wire.driver.say(requests[name], "x", [said[name]])
+                    said[name] += 1
+                    wire.deliver()
+                case 2 if step > 2000 and name not in ended:
+                    wire.driver.finish(requests[name])
+                    wire.deliver()
+                    ended.add(name)
+                case 3:
+                    wire.room = draw.randrange(20)
+                    wire.clients.has_room(b"c", now=0.0)
+                    wire.clients.look(now=0.0)
+                    for message in wire.read():
+                        read[message.request_id].append(message)
+                        wire.hear(Credit(message.request_id, 1))
+        wire.room = 10_000
+        while any(len(token_ids_of(messages)) < said[name] for name, messages in read.items()):
+            wire.make_room()
+            messages = wire.read()
+            assert messages, "something waits, and nothing sends it"
+            for message in messages:
+                read[message.request_id].append(message)
+                wire.hear(Credit(message.request_id, 1))
+
+        for name, messages in read.items():
+            assert token_ids_of(messages) == list(range(said[name]))
+            assert isinstance(messages[-1], Done) == (name in ended)
 
 
 @pytest.mark.parametrize("room", [4, 10_000])

@@ -14,7 +14,8 @@ from driver.errors import DriverStopped, Overloaded
 from driver.request import ReturnSample, Usage
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.errors import AddressError, AddressInUse
-from ipc.server.client_table import Clients, Send
+from ipc.server.client_table import Clients
+from ipc.server.delivery import Send
 from ipc.server.listener import HARD_MAX_MESSAGE_BYTES
 from ipc.server.outbox import Outbox, Reply
 from ipc.server.zmq_server import Server

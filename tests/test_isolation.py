@@ -37,6 +37,7 @@ from driver.text.stops import StopStrings
 from ipc.gateway.endpoints.chat_chunks import ChatChunks
 from ipc.gateway.endpoints.text_chunks import TextChunks
 from ipc.server.control import Control
+from ipc.server.delivery import Delivery
 from ipc.server.stream import SampleStream
 from ipc.wire.addresses import control_address
 from ipc.wire.messages import (
@@ -305,7 +306,7 @@ def test_a_message_that_raises_ends_its_request(
     [
         (FakeDriver, "abort", Abort("poison")),
         (SampleStream, "grant", Credit("poison", 1)),
-        (SampleStream, "flush", Credit("poison", 1)),
+        (Delivery, "offer", Credit("poison", 1)),
     ],
 )
 def test_what_a_client_says_of_an_open_request_may_raise(

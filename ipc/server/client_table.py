@@ -5,7 +5,6 @@ thread or clock in this file.
 """
 
 import logging
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -14,13 +13,14 @@ import msgspec
 from driver.errors import DriverError, Overloaded
 from driver.request import ReturnSample
 from ipc.server.connected_client import MAX_BACKLOG_BYTES, ConnectedClient
+from ipc.server.delivery import Delivery, Send
 from ipc.server.driver_protocol import Driver
 from ipc.server.isolation import Work, isolating
 from ipc.server.ledger import Ledger
 from ipc.server.outbox import Outbox, Reply
 from ipc.server.requests import Question, submit
+from ipc.server.rounds import Rounds
 from ipc.server.stream import SampleStream
-from ipc.sockets.peers import Sent
 from ipc.sockets.tenants import EVERYBODY, Tenant
 from ipc.wire.codec import decode_client_message, read
 from ipc.wire.messages import (
@@ -47,12 +47,6 @@ from ipc.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
-Send = Callable[[bytes, ServerMessage], Sent]
-"""Sends to one client without waiting."""
-
-MAX_UNSENT = 1000
-"""Answers held for a client that asks and does not read. One that asks for more is cut off."""
-
 
 class Clients:
     """Answers clients, each by itself: an error with one client reaches only that client. Times
@@ -76,8 +70,8 @@ class Clients:
         self._current = current
         self._ledger = Ledger()
         self._clients: dict[bytes, ConnectedClient] = {}
-        self._full: set[bytes] = set()
-        self._judged_at = 0.0
+        self._delivery = Delivery(send, self._drop)
+        self._rounds = Rounds()
         self._stage = isolating("sockets", self._break_off)
 
     def __len__(self) -> int:
@@ -111,14 +105,12 @@ class Clients:
             self._send(identity, message)
         else:
             self._answer(identity, message, now, tenant, len(frames[0]))
-        if identity in self._full:
-            self._flush(identity, now)
 
     def has_room(self, identity: bytes, now: float) -> None:
-        """Send messages that waited for room in a client's connection."""
-        client = self._clients.get(identity)
-        if client is not None and identity in self._full:
-            self._stage.work(Work(identity, client.tenant.name, partial(self._flush, identity, now)))
+        """A connection was full and is not any more: ``look`` sends what has waited."""
+        del now
+        if (client := self._clients.get(identity)) is not None:
+            self._delivery.has_room(client)
 
     def lost(self, identity: bytes) -> None:
         """Aborts the open requests of a client without a connection."""
@@ -127,58 +119,51 @@ class Clients:
             self._stage.work(Work(identity, client.tenant.name, partial(self._drop, identity, "the connection ended")))
 
     def _deliver(self, client: ConnectedClient, stream: SampleStream, sample: ReturnSample, now: float) -> None:
-        """Send a sample, or have it wait: to flush joins all that waits, and in a connection known
-        to be full that is for nothing."""
-        identity = stream.reply.identity
         stream.put(sample, now)
-        if identity not in self._full:
-            self._flush_stream(identity, client, stream, now)
-        self._cut_off_longest(identity, client)
+        self._delivery.offer(client, stream, now)
+        self._cut_off_longest(client)
 
     def _break_off(self, identity: bytes, request_id: str | None, error: DriverError) -> None:
         """End a request after an exception, or the connection if there is no request id."""
+        if request_id is None:
+            self._part(identity, error.code, str(error), str(error))
+            return
         client = self._clients.get(identity)
         self._refuse(identity, request_id, error.code, str(error))
-        if request_id is None:
-            self._drop(identity, str(error))
-        elif client is not None and request_id in client.streams:
+        if client is not None and request_id in client.streams:
             self._abort(client, request_id)
 
     @property
     def patience(self) -> float:
-        """Seconds from one ``look`` to the next."""
-        if not self._clients:
-            return math.inf
-        return PING_INTERVAL
+        """Seconds from one ``look`` to the next; 0 while there is more to send."""
+        return 0.0 if self._delivery.is_behind else self._rounds.interval(len(self._clients))
 
     def look(self, now: float) -> None:
-        """Check for silent clients, for those that do not read, and for room in connections.
+        """Send some of what waited for room; check for silent clients, and those that do not
+        read."""
+        for client in self._delivery.turns():
+            flush = partial(self._delivery.flush, client, now)
+            self._stage.work(Work(client.identity, client.tenant.name, flush))
+        due = self._rounds.take(self._clients, now)
+        if due:
+            self._ledger.forget(now)
+        for client in [self._clients[identity] for identity in due if identity in self._clients]:
+            look_after = partial(self._look_after, client, now)
+            self._stage.work(Work(client.identity, client.tenant.name, look_after))
 
-        A call that comes far too late means that this process was frozen or starved; then no
-        earlier silence counts.
-        """
-        absent = now - self._judged_at > 2 * PING_INTERVAL
-        self._judged_at = now
-        self._ledger.forget(now)
-        for identity, client in list(self._clients.items()):
-            self._stage.work(
-                Work(identity, client.tenant.name, partial(self._look_after, identity, client, now, absent=absent))
-            )
-
-    def _look_after(self, identity: bytes, client: ConnectedClient, now: float, *, absent: bool) -> None:
-        if identity in self._full:
-            self._flush(identity, now)
-        if identity not in self._clients:
+    def _look_after(self, client: ConnectedClient, now: float) -> None:
+        present_since = self._rounds.present_since
+        client.last_received_at = max(client.last_received_at, present_since)
+        client.progressed_at = max(client.progressed_at, present_since)
+        if self._current(client.tenant) is None:
+            self._part(client.identity, "forbidden", "this key is not authorised any more", "its key was revoked")
             return
-        if absent:
-            client.last_received_at = now
-        self._cut_off_revoked(identity, client)
-        self._cut_off_stuck(identity, client, now, absent=absent)
+        self._cut_off_stuck(client, now)
         if now - client.last_received_at > SILENCE_LIMIT:
-            self._drop(identity, f"silent for {SILENCE_LIMIT:g} s")
+            self._drop(client.identity, f"silent for {SILENCE_LIMIT:g} s")
         elif now - max(client.last_received_at, client.pinged_at) >= PING_INTERVAL:
             client.pinged_at = now
-            self._send_heartbeat(identity, Ping())
+            self._delivery.beat(client, Ping())
 
     def _answer(self, identity: bytes, message: ClientMessage, now: float, tenant: Tenant, num_bytes: int) -> None:
         if isinstance(message, Hello):
@@ -191,7 +176,7 @@ class Clients:
             return
         match message:
             case Generate() | Tokenize() | Detokenize():
-                self._take(identity, client, message, now, num_bytes)
+                self._take(client, message, now, num_bytes)
             case TokenizerInfo(request_id=request_id):
                 self._send(identity, TokenizerInfoReply(request_id, self._driver.tokenizer_info))
             case ListAdapters(request_id=request_id):
@@ -202,20 +187,20 @@ class Clients:
                 client.progressed_at = now
                 if request_id in client.streams:
                     client.streams[request_id].grant(count, now)
-                    self._flush_stream(identity, client, client.streams[request_id], now)
+                    self._delivery.offer(client, client.streams[request_id], now)
             case Ping():
-                self._send_heartbeat(identity, Pong())
+                self._delivery.beat(client, Pong())
 
     def _greet(self, identity: bytes, hello: Hello, now: float, tenant: Tenant) -> None:
         self._drop(identity, "said hello again")
         answer = greeting(self._welcome, identity, hello)
         if isinstance(answer, Welcome):
-            self._clients[identity] = ConnectedClient(tenant, now, now)
+            self._clients[identity] = ConnectedClient(identity, tenant, now, now)
         self._send(identity, answer)
 
-    def _take(self, identity: bytes, client: ConnectedClient, message: Question, now: float, num_bytes: int) -> None:
+    def _take(self, client: ConnectedClient, message: Question, now: float, num_bytes: int) -> None:
         """Owes the client an end of this, unless the driver refuses it."""
-        request_id = message.request_id
+        identity, request_id = client.identity, message.request_id
         if request_id in client.streams:
             in_use = f"request id {request_id!r} is in use until its last message"
             self._refuse(identity, request_id, "duplicate_request", in_use)
@@ -237,61 +222,31 @@ class Clients:
         else:
             self._ledger.open(client.tenant, reply, num_prompt_tokens, now)
 
-    def _flush(self, identity: bytes, now: float) -> None:
-        """Send messages that waited for room in a client's connection."""
-        client = self._clients[identity]
-        self._full.discard(identity)
-        while client.unsent and identity not in self._full:
-            self._send(identity, client.unsent.popleft())
-        for stream in list(client.streams.values()):
-            if identity not in self._full and stream.is_stuck:
-                self._flush_stream(identity, client, stream, now)
-
-    def _flush_stream(self, identity: bytes, client: ConnectedClient, stream: SampleStream, now: float) -> None:
-        self._conclude(identity, client, stream, stream.flush(partial(self._post, identity), now), now)
-
-    def _conclude(self, identity: bytes, client: ConnectedClient, stream: SampleStream, sent: Sent, now: float) -> None:
-        """Record the result of sending a stream's messages."""
-        if stream.ended:
-            client.progressed_at = now
-            del client.streams[stream.reply.request_id]
-        if sent is Sent.FULL:
-            self._full.add(identity)
-        elif sent is Sent.GONE:
-            self._drop(identity, "the connection ended")
-
-    def _cut_off_revoked(self, identity: bytes, client: ConnectedClient) -> None:
-        if self._current(client.tenant) is None:
-            self._refuse(identity, None, "forbidden", "this key is not authorised any more")
-            self._drop(identity, "its key was revoked")
-
-    def _cut_off_stuck(self, identity: bytes, client: ConnectedClient, now: float, *, absent: bool) -> None:
+    def _cut_off_stuck(self, client: ConnectedClient, now: float) -> None:
         """End the streams of a client that has something to read of each, and has read nothing for
         SILENCE_LIMIT.
 
         A client that reads one stream, or waits for more of one, may leave the others for later.
         """
-        if absent:
-            client.progressed_at = now
         if client.seconds_unread(now) > SILENCE_LIMIT:
             unread = f"cut off: nothing was read for {SILENCE_LIMIT:g} s; read, and send credit"
             for request_id in list(client.streams):
-                self._cut_off(identity, client, request_id, unread)
+                self._cut_off(client, request_id, unread)
 
-    def _cut_off_longest(self, identity: bytes, client: ConnectedClient) -> None:
+    def _cut_off_longest(self, client: ConnectedClient) -> None:
         """End the longest waiting streams of a client for which too many bytes wait."""
         while (request_id := client.longest_beyond_limit) is not None:
             longest = (
                 f"cut off: more than {MAX_BACKLOG_BYTES >> 20} MiB wait to be read, most of them of this; read faster"
             )
-            self._cut_off(identity, client, request_id, longest)
+            self._cut_off(client, request_id, longest)
 
-    def _cut_off(self, identity: bytes, client: ConnectedClient, request_id: str, why: str) -> None:
+    def _cut_off(self, client: ConnectedClient, request_id: str, why: str) -> None:
         self._abort(client, request_id)
-        self._refuse(identity, request_id, "slow_reader", why)
+        self._refuse(client.identity, request_id, "slow_reader", why)
 
     def _abort(self, client: ConnectedClient, request_id: str) -> None:
-        stream = client.streams.pop(request_id)
+        stream = client.remove(request_id)
         stream.drop()
         self._driver.abort(stream.reply.driver_id)
 
@@ -299,26 +254,23 @@ class Clients:
         self._send(identity, Error(request_id, code, why))
 
     def _send(self, identity: bytes, message: ServerMessage) -> None:
-        """Sends an answer, now or when there is room; only known clients have a backlog."""
-        sent, client = self._post(identity, message), self._clients.get(identity)
-        if sent is Sent.GONE:
-            self._drop(identity, "the connection ended")
-        elif sent is Sent.FULL and client is not None:
-            self._full.add(identity)
-            client.unsent.append(message)
-            if len(client.unsent) > MAX_UNSENT:
-                self._drop(identity, "it asks and does not read")
+        """Send an answer, now or when there is room; only to a known client is it sent later."""
+        client = self._clients.get(identity)
+        if client is not None:
+            self._delivery.answer(client, message)
+        else:
+            self._post(identity, message)
 
-    def _send_heartbeat(self, identity: bytes, message: Ping | Pong) -> None:
-        """To a connection that is full there is no need of one."""
-        if self._post(identity, message) is Sent.GONE:
-            self._drop(identity, "the connection ended")
+    def _part(self, identity: bytes, code: str, error: str, why: str) -> None:
+        """Drop a client with an error, which comes before whatever waits for room: that is lost."""
+        self._post(identity, Error(None, code, error))
+        self._drop(identity, why)
 
     def _drop(self, identity: bytes, why: str) -> None:
         client = self._clients.pop(identity, None)
-        self._full.discard(identity)
         if client is None:
             return
+        self._delivery.forget(client)
         if client.streams:
             logger.info(
                 "client %s is gone (%s): %d requests are aborted",

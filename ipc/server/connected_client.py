@@ -1,7 +1,7 @@
-"""A client that has sent Hello: its open requests, and how far it is behind in reading."""
+"""A client that has sent Hello: its open requests, and what waits for room in its connection."""
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from ipc.server.stream import Backlog, SampleStream
@@ -16,6 +16,7 @@ MAX_BACKLOG_BYTES = 64 << 20
 class ConnectedClient:
     """One of them. Times are in seconds, and the caller's."""
 
+    identity: bytes
     tenant: Tenant
     last_received_at: float
     pinged_at: float
@@ -25,8 +26,22 @@ class ConnectedClient:
     """The samples of its streams that wait."""
     progressed_at: float = -math.inf
     """When it last gave credit, whatever for, or a stream of it ended."""
+    is_full: bool = False
+    """Whether its connection had no room for the last message."""
     unsent: deque[ServerMessage] = field(default_factory=deque)
-    """Other answers, that its connection had no room for."""
+    """Answers that wait for room."""
+    turns: OrderedDict[str, SampleStream] = field(default_factory=OrderedDict)
+    """The streams that wait for room, by request id; the next one first."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether something waits for room."""
+        return bool(self.unsent or self.turns)
+
+    def remove(self, request_id: str) -> SampleStream:
+        """A stream has ended, or is to."""
+        self.turns.pop(request_id, None)
+        return self.streams.pop(request_id)
 
     def seconds_unread(self, now: float) -> float:
         """For how long it has read nothing, though each of its streams has something to read."""

@@ -54,7 +54,8 @@ class Rules(Protocol):
 
     @property
     def patience(self) -> float:
-        """Seconds from one ``look`` to the next; infinity where there is nothing to look after."""
+        """Seconds from one ``look`` to the next: 0 where there is more to do at once, infinity
+        where there is nothing to look after."""
 
     def look(self, now: float) -> None:
         """Sees to what time brings."""
@@ -171,6 +172,8 @@ class Listener:
             self._wait()
         self._peers.attend(time.monotonic())
         self._turn()  # what came in between the last turn and the call of stop
+        while not self._rules.patience:
+            self._rules.look(time.monotonic())
 
     def _wait(self) -> None:
         """Flush, and wait for something to do."""

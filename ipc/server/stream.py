@@ -39,6 +39,8 @@ class SampleStream:
         self.stuck_since = math.inf
         self.ended = False
         """Whether its last message is away."""
+        self.num_sent = 0
+        """Messages that are away."""
         self.num_bytes = 0
         """The approximate bytes that wait."""
         self._backlog = backlog
@@ -48,9 +50,9 @@ class SampleStream:
         """The last so many that wait have not been joined."""
 
     @property
-    def is_stuck(self) -> bool:
-        """Whether something waits."""
-        return self.stuck_since < math.inf
+    def is_sendable(self) -> bool:
+        """Whether something waits that may be sent: there is credit, or it needs none."""
+        return bool(self._waiting) and (self._credit > 0 or self._is_free)
 
     def grant(self, count: int, now: float) -> None:
         """The client has read this many messages."""
@@ -70,10 +72,9 @@ class SampleStream:
 
     def flush(self, send: Callable[[ServerMessage], Sent], now: float) -> Sent:
         """Send what waits, as far as may be."""
-        ends = bool(self._waiting) and self._waiting[-1].is_last
-        is_free = ends and self.num_bytes <= FREE_END_BYTES
-        if not is_free and not self._credit:
+        if not self.is_sendable:
             return Sent.AWAY
+        ends, is_free = self._waiting[-1].is_last, self._is_free
         samples, sent = _sendable(self._waiting), Sent.AWAY
         while samples and (is_free or self._credit > 0):
             sent = send(_message(self.reply.request_id, samples[0]))
@@ -81,6 +82,7 @@ class SampleStream:
                 break
             self._weigh(-num_bytes(samples.pop(0)))
             self._credit -= 1
+            self.num_sent += 1
             self.stuck_since = now
         self._waiting, self._num_apart, self.ended = samples, 0, ends and not samples
         self.stuck_since = min(self.stuck_since, now) if samples else math.inf
@@ -90,6 +92,11 @@ class SampleStream:
         """Nothing that waits will be sent."""
         self._waiting = []
         self._weigh(-self.num_bytes)
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether what waits needs no credit."""
+        return self._waiting[-1].is_last and self.num_bytes <= FREE_END_BYTES
 
     def _weigh(self, change: int) -> None:
         self.num_bytes += change
