@@ -29,7 +29,8 @@ class _AnyToken:
 
     def advance(self, *token_ids: int, guess: ListOf[int] = ()) -> None: ...
 
-    def hear(self) -> bool:
+    def hear(self, received: set[object] | None = None) -> bool:
+        del received
         return True
 
     def fileno(self) -> int:

@@ -36,8 +36,8 @@ class ForcedTokens(SomeTokens):
         self._guess = list(guess)
         self.most_at_once = max(self.most_at_once, len(token_ids))
 
-    def hear(self):
-        heard = super().hear()
+    def hear(self, received=None):
+        heard = super().hear(received)
         if heard:
             self._force()
         return heard

@@ -38,8 +38,8 @@ class Forcing(Constraint):
         self._text = text
         self._force()
 
-    def hear(self):
-        heard = super().hear()
+    def hear(self, received=None):
+        heard = super().hear(received)
         self._force()
         return heard
 

@@ -22,12 +22,15 @@ from grammar_constraints import (
     running,
     worker_of,
 )
+from test_scheduler import build_sequence
 from tokenizer_files import build_byte_level, write_tokenizer
 
 from driver.errors import DriverError, DriverStopped, Overloaded
 from driver.grammars import constraint as grammar_constraint
 from driver.grammars.compiler import LAST
+from driver.grammars.workers import Worker
 from driver.text.tokenizer import HuggingFaceTokenizer
+from engine.scheduling.constraints.awaited_masks import AwaitedMasks
 from engine.structured_outputs import StructuredOutputsParams
 
 ROOT = Path(__file__).parent.parent
@@ -170,6 +173,34 @@ def test_a_worker_that_does_not_read_holds_nobody_up(grammars, a, b):
         hear(other)
         assert allowed(other) == [b]
         other.close()
+
+
+def test_a_worker_is_read_once_for_all_that_wait_for_it(grammars, a, b, monkeypatch):
+    """However many they are, whether or not it has answered; and each finds its own answer."""
+    constraints = begin(grammars, 100, heavy=True, regex="(ab)+")
+    for constraint in constraints:
+        advance(constraint, a)
+    process_id, reads, receive = worker_of(constraints[0]), [], Worker.receive
+    monkeypatch.setattr(Worker, "receive", lambda worker: reads.append(worker) or receive(worker))
+    masks = AwaitedMasks()
+
+    os.kill(process_id, signal.SIGSTOP)
+    for constraint in constraints:
+        constraint.advance(b)
+        sequence = build_sequence("a", 1, 9)
+        sequence.constraint = constraint
+        masks.add(sequence)
+    answered = masks.hear(in_flight=0.0)
+    assert answered == [] and len(reads) == 1
+    os.kill(process_id, signal.SIGCONT)
+    rounds = 1
+    while masks:
+        masks.wait()
+        answered += masks.hear(in_flight=0.0)
+        rounds += 1
+
+    assert {sequence.constraint for sequence in answered} == set(constraints) and len(answered) == 100
+    assert len(reads) <= rounds and all(a in allowed(constraint) for constraint in constraints)
 
 
 @pytest.mark.parametrize("number", SHORTAGES)

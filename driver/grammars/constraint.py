@@ -86,9 +86,12 @@ class GrammarConstraint:
         else:
             self._worker.send(self, ADVANCE, pack_advance(token_ids, guess))
 
-    def hear(self) -> bool:
-        """Whether the answer to the last token has come; returns at once."""
-        if self._awaits_answer and self._worker is not None:
+    def hear(self, received: set[object] | None = None) -> bool:
+        """Whether the answer to the last token has come; returns at once. A worker in ``received``
+        has been asked already."""
+        if self._awaits_answer and self._worker is not None and (received is None or self._worker not in received):
+            if received is not None:
+                received.add(self._worker)
             self._worker.receive()
         if self._awaits_answer and self._worker is None:
             self._begin()

@@ -60,18 +60,18 @@ def _divide(awaited: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
     """Those whose answers have come, and the others; sequences that have ended are neither."""
     answered: list[Sequence] = []
     unanswered: list[Sequence] = []
+    received: set[object] = set()
     for sequence in awaited:
         assert sequence.constraint is not None
         if sequence.status is not SequenceStatus.FINISHED:
-            (answered if sequence.constraint.hear() else unanswered).append(sequence)
+            (answered if sequence.constraint.hear(received) else unanswered).append(sequence)
     return answered, unanswered
 
 
 def _poll(awaited: list[Sequence], seconds: float) -> None:
     """Wait until one of them has an answer, at most so many seconds."""
     poll = select.poll()
-    for sequence in awaited:
-        assert sequence.constraint is not None
-        poll.register(sequence.constraint.fileno(), select.POLLIN)
+    for descriptor in {sequence.constraint.fileno() for sequence in awaited if sequence.constraint is not None}:
+        poll.register(descriptor, select.POLLIN)
     if awaited:
         poll.poll(1000 * seconds)

@@ -48,8 +48,12 @@ class TokenConstraint(Protocol):
         """The next tokens have landed; returns at once. What it then expects are the tokens of a
         ``guess`` that may follow these, unless it forces others."""
 
-    def hear(self) -> bool:
-        """Whether the answer has come; returns at once."""
+    def hear(self, received: set[object] | None = None) -> bool:
+        """Whether the answer has come; returns at once.
+
+        Where several constraints get their answers through one connection, that is read once for
+        all that are asked with the same set: it has what was read.
+        """
 
     def fileno(self) -> int:
         """Readable where an answer has come that ``hear`` has not found yet."""
