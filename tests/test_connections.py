@@ -1,6 +1,9 @@
 """Which connections the process of a socket has, and whose they are."""
 
-from ipc.sockets.connection_table import SHARE_OF_OWNER, SHARE_OF_PEER, Connections
+import random
+from collections import Counter
+
+from ipc.sockets.connection_table import KEPT, SHARE_OF_OWNER, SHARE_OF_PEER, Connections
 
 ALICE, BOB = "uid 1000", "uid 1001"
 
@@ -128,3 +131,33 @@ def test_when_all_descriptors_are_taken_who_has_most_gives_one() -> None:
     for descriptor in range(9):
         connections.disconnect(descriptor)
     assert len(connections) == 0
+
+
+def test_who_gives_one_is_always_somebody_with_the_most_and_a_silent_one() -> None:
+    """In a random history, compared with a look at all peers."""
+    draw, limit, peers = random.Random(1), 60, [f"uid {number}" for number in range(20)]
+    connections, here = build_connections(limit), dict[int, tuple[str, bool]]()
+    num_chosen = 0
+    for descriptor in range(6000):
+        peer = draw.choice(peers[: draw.randrange(1, 20)])
+        here[descriptor] = peer, True
+        counts = Counter(of for of, _ in here.values())
+        closed = connections.accept(descriptor, peer, 0.0)
+        if closed is None:
+            assert len(here) <= limit and counts[peer] <= limit // SHARE_OF_PEER
+        else:
+            silent = {of for of, is_silent in here.values() if is_silent}
+            assert here[closed.descriptor] == (closed.peer, True)
+            if counts[peer] <= limit // SHARE_OF_PEER:
+                assert counts[closed.peer] == max(counts[of] for of in silent)
+                num_chosen += 1
+            connections.disconnect(closed.descriptor)
+            del here[closed.descriptor]
+        for other in draw.sample(list(here), draw.randrange(2)):
+            if draw.random() < 0.5:
+                connections.disconnect(other)
+                del here[other]
+            elif here[other][1] and connections.add(connections.new_serial(), other, b"\0a", "", has_name=False):
+                here[other] = here[other][0], False
+
+    assert num_chosen > 100 and len(connections) == len(here) and len(connections._most) <= 2 * len(peers) + KEPT

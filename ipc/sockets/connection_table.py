@@ -6,12 +6,15 @@ So a connection has a serial of ours instead. It is assigned at the handshake, a
 it to every message of the connection.
 """
 
+import heapq
 import itertools
 from collections import Counter, defaultdict, deque
 
 SHARE_OF_PEER, SHARE_OF_OWNER = 2, 4
 """Shares of the connections: at any stage one user or machine has at most half, and one key, user
 or machine at most a quarter of those that are served; the rest of that half get an error."""
+KEPT = 64
+"""Outdated counts of peers that are kept beside twice as many as there are peers."""
 
 
 class PeerConnection:
@@ -60,6 +63,8 @@ class Connections:
         self._silent: defaultdict[str, dict[int, Accepted]] = defaultdict(dict)
         """Those that have sent nothing yet, by peer, the oldest first."""
         self._num_of_peer: Counter[str] = Counter()
+        self._most: list[tuple[int, str]] = []
+        """A heap: minus the connections of each peer that has a silent one, and outdated numbers."""
         self._num_of_owner: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -75,12 +80,13 @@ class Connections:
         accepted = self._accepted[descriptor] = Accepted(descriptor, peer, self._last_serial, now)
         self._silent[peer][descriptor] = accepted
         self._num_of_peer[peer] += 1
-        suspects = [peer]
+        self._count(peer)
+        suspect = peer
         if self._num_of_peer[peer] <= self._limit // SHARE_OF_PEER:
             if len(self._accepted) <= self._limit:
                 return None
-            suspects = [name for name, _ in self._num_of_peer.most_common() if self._silent[name]]
-        silent = self._silent[suspects[0]]
+            suspect = self._most_suspect()
+        silent = self._silent[suspect]
         return silent.pop(next(iter(silent)))
 
     def disconnect(self, descriptor: int) -> PeerConnection | None:
@@ -92,6 +98,8 @@ class Connections:
         self._silent[accepted.peer].pop(descriptor, None)
         if accepted.peer not in self._num_of_peer:
             del self._silent[accepted.peer]
+        else:
+            self._count(accepted.peer)
         if accepted.connection is None:
             return None
         del self._by_serial[accepted.connection.serial]
@@ -128,6 +136,22 @@ class Connections:
     def all(self) -> list[Accepted]:
         """All of them, whether they have sent something or not."""
         return list(self._accepted.values())
+
+    def _count(self, peer: str) -> None:
+        """The number of a peer's connections has changed."""
+        if self._silent[peer]:
+            heapq.heappush(self._most, (-self._num_of_peer[peer], peer))
+        if len(self._most) > 2 * len(self._silent) + KEPT:
+            self._most = [(-self._num_of_peer[peer], peer) for peer, silent in self._silent.items() if silent]
+            heapq.heapify(self._most)
+
+    def _most_suspect(self) -> str:
+        """Of the peers that have a silent connection, one with the most connections."""
+        while True:
+            count, peer = self._most[0]
+            if self._num_of_peer[peer] == -count and self._silent.get(peer):
+                return peer
+            heapq.heappop(self._most)
 
     def _refusal(self, owner: str, *, has_name: bool) -> tuple[str, str] | None:
         most = self._limit // SHARE_OF_OWNER
