@@ -1,5 +1,6 @@
 """The open requests as an operator sees them: their state and progress, and nothing they hold."""
 
+import heapq
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,21 +37,34 @@ class RequestRow(msgspec.Struct, frozen=True):
 def listed(
     requests: Iterable[OpenRequest], now: float, order: RequestOrder, limit: int | None, client: str | None
 ) -> tuple[list[RequestRow], int]:
-    """The first ``limit`` requests, of one client perhaps, and how many there are. Any thread."""
-    rows = [_row(request, now) for request in requests if client in (None, request.request.client)]
-    return sorted(rows, key=_ORDERS[order])[:limit], len(rows)
+    """The first ``limit`` requests, of one client perhaps, and how many there are. Any thread.
+
+    Only those that are listed cost a row.
+    """
+    those = [request for request in requests if client in (None, request.request.client)]
+    first = heapq.nsmallest(len(those) if limit is None else limit, those, key=lambda at: _ORDERS[order](at, now))
+    return [_row(request, now) for request in first], len(those)
 
 
-_ORDERS: dict[RequestOrder, Callable[[RequestRow], Any]] = {
-    "age": lambda row: -row.age_s,
-    "tokens": lambda row: -row.completion_tokens,
-    "rate": lambda row: -row.tokens_per_second,
-    "client": lambda row: (row.client, row.user, -row.age_s),
+_ORDERS: dict[RequestOrder, Callable[[OpenRequest, float], Any]] = {
+    "age": lambda request, _: request.received_at,
+    "tokens": lambda request, _: -_num_tokens(request),
+    "rate": lambda request, now: -_rate(request, now),
+    "client": lambda request, _: (*request.holder, request.received_at),
 }
 
 
+def _num_tokens(request: OpenRequest) -> int:
+    return sum([len(sequence.output_token_ids) for sequence in request.sequences])
+
+
+def _rate(request: OpenRequest, now: float) -> float:
+    first_at = request.first_token_at
+    return 0.0 if first_at is None or now <= first_at else (request.num_new_tokens - 1) / (now - first_at)
+
+
 def _row(request: OpenRequest, now: float) -> RequestRow:
-    sequences, first_at = request.sequences, request.first_token_at
+    sequences = request.sequences
     return RequestRow(
         id=request.request_id,
         client=request.request.client,
@@ -59,10 +73,8 @@ def _row(request: OpenRequest, now: float) -> RequestRow:
         state=min(map(_state, sequences), key=REQUEST_STATES.index, default="queued"),
         age_s=now - request.received_at,
         prompt_tokens=len(sequences[0].prompt_token_ids) if sequences else request.num_prompt_tokens,
-        completion_tokens=sum(len(sequence.output_token_ids) for sequence in sequences),
-        tokens_per_second=0.0
-        if first_at is None or now <= first_at
-        else (request.num_new_tokens - 1) / (now - first_at),
+        completion_tokens=_num_tokens(request),
+        tokens_per_second=_rate(request, now),
     )
 
 
