@@ -44,6 +44,8 @@ class AdapterSlots:
         """By slot, when it was pinned or released last, counted."""
         self._clock = 0
         self._known: dict[int, _Known] = {}
+        self._in_use: dict[int, _Known] = {}
+        """Those that sequences have."""
         self._loads: dict[int, int] = {}
         """By slot, the adapter that is to be written to it."""
         self._forgotten: list[int] = []
@@ -68,12 +70,16 @@ class AdapterSlots:
     def enter(self, sequence: Sequence) -> None:
         """A sequence was queued. It has no adapter, or one that is here."""
         if sequence.adapter_id:
-            self._known[sequence.adapter_id].num_sequences += 1
+            adapter = self._in_use[sequence.adapter_id] = self._known[sequence.adapter_id]
+            adapter.num_sequences += 1
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence has ended, and is not pinned."""
         if sequence.adapter_id:
-            self._known[sequence.adapter_id].num_sequences -= 1
+            adapter = self._known[sequence.adapter_id]
+            adapter.num_sequences -= 1
+            if not adapter.num_sequences:
+                del self._in_use[sequence.adapter_id]
             self._forget_if_unused(sequence.adapter_id)
 
     def has_room(self, sequence: Sequence) -> bool:
@@ -137,11 +143,11 @@ class AdapterSlots:
 
     def running(self) -> dict[int, int]:
         """By adapter, the sequences that run with it, if any."""
-        return {uid: one.num_running for uid, one in self._known.items() if one.num_running}
+        return {uid: one.num_running for uid, one in self._in_use.items() if one.num_running}
 
     def waiting(self) -> dict[int, int]:
         """By adapter, the sequences that wait with it, if any."""
-        waiting = {uid: one.num_sequences - one.num_running for uid, one in self._known.items()}
+        waiting = {uid: one.num_sequences - one.num_running for uid, one in self._in_use.items()}
         return {uid: count for uid, count in waiting.items() if count}
 
     def statuses(self) -> list[AdapterStatus]:
@@ -163,6 +169,8 @@ class AdapterSlots:
         for slot, uid in enumerate(self._uids):
             assert uid is None or self._known[uid].slot == slot, f"slot {slot} has two adapters"
         assert all(count >= 0 for count in self._in_flight), "a step landed twice"
+        in_use = {uid for uid, adapter in self._known.items() if adapter.num_sequences}
+        assert self._in_use.keys() == in_use, "adapters are in use that no sequence has, or the other way round"
 
     def _free_slot(self) -> int | None:
         """An empty slot, or the one that was used longest ago, that no step will read."""
