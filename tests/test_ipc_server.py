@@ -1,5 +1,7 @@
 """The socket thread over real sockets, with a driver that echoes."""
 
+import math
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,10 +18,11 @@ from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.errors import AddressError, AddressInUse
 from ipc.server.client_table import Clients
 from ipc.server.delivery import Send
-from ipc.server.listener import HARD_MAX_MESSAGE_BYTES
+from ipc.server.listener import HARD_MAX_MESSAGE_BYTES, Listener
 from ipc.server.outbox import Outbox, Reply
 from ipc.server.zmq_server import Server
 from ipc.sockets.peers import Sent
+from ipc.sockets.spawner import Spawner
 from ipc.wire.addresses import control_address
 from ipc.wire.bell import Bell
 from ipc.wire.codec import encode
@@ -568,3 +571,37 @@ def test_a_fault_of_ours_is_told_to_the_daemon(address: str, driver: FakeDriver)
             assert "a bug" in failures.get(timeout=PATIENCE)
     finally:
         server.stop()
+
+
+def test_what_has_room_is_sent_before_the_end(tmp_path: Path) -> None:
+    """A listener that is told to stop ends when its rules have no more to do at once."""
+    begun, stopping = threading.Event(), threading.Event()
+
+    class Behind(Clients):
+        looks_left = 5
+
+        @property
+        def patience(self) -> float:
+            return 0.0 if self.looks_left else math.inf
+
+        def look(self, now: float) -> None:
+            del now
+            begun.set()
+            assert stopping.wait(timeout=PATIENCE)
+            self.looks_left -= 1
+
+    spawner, failures = Spawner(), list[str]()
+    listener = Listener("work", spawner, f"ipc://{tmp_path}/o.sock", failures.append, None, str)
+    listener.start()
+    rules = Behind(FakeDriver(), WELCOME, listener.outbox, listener.send)
+    listener.open(rules)
+    assert begun.wait(timeout=PATIENCE)
+    stopper = threading.Thread(target=listener.stop)
+    stopper.start()
+    while not listener._stopping:
+        stopper.join(timeout=0.01)
+    stopping.set()
+    stopper.join(timeout=PATIENCE)
+    spawner.stop()
+
+    assert not stopper.is_alive() and not failures and rules.looks_left == 0
