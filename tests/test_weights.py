@@ -140,7 +140,7 @@ def test_the_host_reads_one_parameter_ahead_and_no_more(tmp_path: Path, monkeypa
 def test_an_error_of_a_read_is_that_of_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though another thread reads, which ends with it."""
 
-    def damaged(*arguments: Any) -> Any:
+    def damaged(*_: Any) -> Any:
         raise ConfigurationError("the disk is gone")
 
     monkeypatch.setattr(store, "device_parts", damaged)
