@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,7 +24,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SETTINGS = re.compile(
     r"(ODRIVER|HF|OTEL|GOOGLE|GCLOUD|STORAGE_EMULATOR|XDG|TPU)_|.*_proxy$|"
-    r"(COLUMNS|LINES|TERM|NO_COLOR|FORCE_COLOR|NOTIFY_SOCKET|INVOCATION_ID|JOURNAL_STREAM|CREDENTIALS_DIRECTORY)$",
+    r"(COLUMNS|LINES|TERM|NO_COLOR|FORCE_COLOR|NOTIFY_SOCKET|INVOCATION_ID|JOURNAL_STREAM|CREDENTIALS_DIRECTORY|"
+    r"PYTHONDONTWRITEBYTECODE)$",
     re.IGNORECASE,
 )
 """Variables by which a machine or a shell has a say in what is run here; the tests find none of them set."""
@@ -33,6 +35,8 @@ for variable in filter(SETTINGS.match, tuple(os.environ)):
 # readline, which pytest imports, sets these for processes that are started, and os.environ does not show them.
 os.unsetenv("COLUMNS")
 os.unsetenv("LINES")
+# or else each process that a test starts compiles all modules: five seconds for a daemon
+sys.dont_write_bytecode = False
 
 os.environ["ODRIVER_CONFIG"] = os.devnull  # not what this machine's own daemon is configured with
 os.environ["NO_GCE_CHECK"] = "true"  # nor what a machine of Google's is told of its end
