@@ -69,7 +69,13 @@ def histories(draw, shapes=SHAPES):
     return replace(history, ids=jnp.asarray(ids), num_wrong=wrong)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        name if name in ("ngram of earlier requests", "draft_model") else pytest.param(name, marks=pytest.mark.thorough)
+        for name in METHODS
+    ],
+)
 @given(st.data())
 def test_a_kernel_verifies_as_xla_does(method, data):
     """The same text, and the same drafts behind it, whatever repeats."""

@@ -76,8 +76,11 @@ def test_what_was_in_4_bits_is_what_it_was(furthest: int) -> None:
     np.testing.assert_allclose(stored * scales.repeat(32, 0), weight, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 40])
-@pytest.mark.parametrize(("inputs", "outputs"), [(64, 21), (128, 32), (384, 5)])
+@pytest.mark.parametrize("rows", [7, *(pytest.param(rows, marks=pytest.mark.thorough) for rows in (1, 40))])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [(384, 5), *(pytest.param(*size, marks=pytest.mark.thorough) for size in ((64, 21), (128, 32)))],
+)
 @pytest.mark.parametrize("packed", [False, True])
 def test_products_are_those_of_the_numbers_that_the_weights_stand_for(
     rows: int, inputs: int, outputs: int, packed: bool
@@ -121,7 +124,14 @@ def held_by(weight: np.ndarray, group: int) -> np.ndarray:
     return np.stack(numbers) * np.stack(scales).repeat(group, 1)
 
 
-@pytest.mark.parametrize("sizes", [(3, 0, 2, 0), (0, 0, 0, 7), (0, 0, 0, 0), (1, 20, 30, 9)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (3, 0, 2, 0),
+        *(pytest.param(sizes, marks=pytest.mark.thorough) for sizes in ((0, 0, 0, 7), (0, 0, 0, 0), (1, 20, 30, 9))),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("layout", Layout)
 def test_each_row_is_multiplied_by_the_4_bits_of_its_expert(layout: Layout, sizes: tuple[int, ...]) -> None:
     """By XLA and by the CPU's own kernel; experts without rows, and rows behind all."""
@@ -183,9 +193,14 @@ def test_devices_have_scales_of_their_own_inputs() -> None:
     ("sizes", "behind", "inputs", "outputs", "group"),
     [
         ((3, 0, 1, 40, 0, 31, 1), 7, 128, 150, 64),  # tiles that several share, and one that fills two
-        ((0, 0, 0), 5, 64, 32, 64),
-        ((150, 0, 1, 300), 0, 192, 40, 64),
-        ((0, 2), 0, 128, 300, 128),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in (
+                ((0, 0, 0), 5, 64, 32, 64),
+                ((150, 0, 1, 300), 0, 192, 40, 64),
+                ((0, 2), 0, 128, 300, 128),
+            )
+        ),
     ],
 )
 def test_the_tpu_s_kernel_is_its_plain_twin(
@@ -274,6 +289,7 @@ def test_what_has_no_groups_stays_in_8_bits(tmp_path) -> None:
     assert isinstance(block.mlp.down_kernel.get_value(), Scaled)
 
 
+@pytest.mark.thorough
 def test_experts_stay_in_8_bits_where_their_kernel_is_at_fault(tmp_path) -> None:
     """All of them, and nothing else."""
     form = replace(MATRIX, least_expert_bits=8)

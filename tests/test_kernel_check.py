@@ -80,7 +80,7 @@ def test_the_cpu_kernel_is_its_twin(spec, kv_dtype, sinks):
     )
 
 
-@pytest.mark.parametrize("kv_dtype", [FLOAT32, INT8])
+@pytest.mark.parametrize("kv_dtype", [pytest.param(FLOAT32, marks=pytest.mark.thorough), INT8])
 def test_xla_s_attention_is_its_twin(kv_dtype):
     """Also with pages that have a scale for each token."""
     kernel = XLAAttention(kv_dtype)

@@ -82,7 +82,7 @@ def plain(inputs: LatentInputs, view: CacheView, first: int = 0):
 @pytest.mark.parametrize(
     ("q_lens", "kv_lens", "rows", "tokens"),
     [
-        ([1], [1], 1, 1),
+        pytest.param([1], [1], 1, 1, marks=pytest.mark.thorough),
         pytest.param([1, 1, 1], [3, 130, 64], 4, 4, marks=pytest.mark.thorough),
         ([1, 1, 70, 65, 3, 130], [9, 200, 70, 190, 4, 131], 8, 512),
         pytest.param([1], [200], 1, 1, marks=pytest.mark.thorough),
@@ -118,7 +118,7 @@ def test_the_first_token_is_seen_by_itself_alone(rank):
     assert np.abs(expected[1:] - plain(inputs, view)[1:]).max() > 0.1
 
 
-@pytest.mark.parametrize("rank", [EXPANDS, ABSORBS])
+@pytest.mark.parametrize("rank", [EXPANDS, pytest.param(ABSORBS, marks=pytest.mark.thorough)])
 def test_a_row_of_nan_is_nobody_elses(rank):
     """Neither its queries nor its latents reach another row, in decoding rows and in tiles that hang over."""
     q_lens = [1, 1, 70, 65, 3]
@@ -140,7 +140,7 @@ def test_a_row_of_nan_is_nobody_elses(rank):
     assert np.isnan(actual[0]).all() and np.isnan(actual[begins[3] - 1]).all()
 
 
-@pytest.mark.parametrize("keys_a_turn", [pytest.param(256, marks=pytest.mark.thorough), 8192])
+@pytest.mark.parametrize("keys_a_turn", [256, pytest.param(8192, marks=pytest.mark.thorough)])
 def test_a_turn_may_have_more_keys_of_each_row(keys_a_turn):
     """Blocks of any length give what short ones give; the last one hangs over the table."""
     inputs, view = build_step([1, 1, 1, 5], [3, 130, 239, 64], EXPANDS, rows=4, tokens=8)
@@ -269,7 +269,7 @@ def in_blocks_of_fp8(tensors):
     return stored, meant
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_projections_in_blocks_of_fp8_are_read_as_what_they_stand_for(tmp_path, devices):
     """As DeepSeek-V3 is published: blocks go over the ends of heads, and devices have heads of their own."""
     model = read_model_config(build_checkpoint(tmp_path, "deepseek_v3"))

@@ -45,7 +45,9 @@ def build_rows(count, depth):
     return jnp.asarray(np.random.default_rng(count).standard_normal((count, depth), np.float32))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 12, 13, 64, 1025])
+@pytest.mark.parametrize(
+    "rows", [1, 13, 1025, *(pytest.param(rows, marks=pytest.mark.thorough) for rows in (2, 5, 12, 64))]
+)
 @pytest.mark.parametrize("out", [(WIDTH,), (3, WIDTH), (100,), (2, 3, 7), (1,)])
 def test_a_packed_kernel_gives_what_the_plain_one_gives(rows, out):
     """Any number of rows and columns, the last panel not full, over more rows than are done at once; with a bias."""

@@ -108,7 +108,9 @@ def test_logprobs_equal_a_plain_forward_pass(directory, settings):
             assert_plain(one, expected[place - 1], prompt[place], params.prompt_logprobs)
 
 
-@pytest.mark.parametrize("vocabulary", [3, 127, 128, 5000])
+@pytest.mark.parametrize(
+    "vocabulary", [3, 5000, *(pytest.param(size, marks=pytest.mark.thorough) for size in (127, 128))]
+)
 def test_a_cpus_kernel_gives_the_same_logprobs(vocabulary):
     """Ids and ranks are equal, the first of equal tokens first, in a vocabulary of one block, of less, and of many."""
     try:

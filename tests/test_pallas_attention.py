@@ -169,6 +169,7 @@ def test_pages_that_a_window_has_passed_are_never_read():
     np.testing.assert_array_equal(np.float32(out)[:32], np.float32(expected)[:32])
 
 
+@pytest.mark.thorough
 def test_a_row_reads_what_another_writes_in_the_same_step():
     """A prompt that begins like one of the same step has its pages, even where the one that fills them comes later."""
     shapes, spec, _, tolerance = CASES["narrow heads in a window"]

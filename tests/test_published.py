@@ -77,7 +77,9 @@ def test_a_quantised_checkpoint_is_what_its_own_library_makes_of_it(name: str) -
         np.testing.assert_allclose(path.max(axis=-1), case["logprobs"], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [name if name == "awq" else pytest.param(name, marks=pytest.mark.thorough) for name in VARIANTS]
+)
 def test_in_8_bits_it_is_hardly_another_model(name: str) -> None:
     """As it is served by default its tokens are nearly as likely as in the dequantised model."""
     paths = paths_of(name, INT8)

@@ -62,7 +62,9 @@ def load(directory, devices=1, *, quantized, **forms):
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 
-@pytest.mark.parametrize("variant", ["llama2", "llama_linear", "gemma2"])
+@pytest.mark.parametrize(
+    "variant", ["gemma2", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("llama2", "llama_linear"))]
+)
 def test_weights_are_rounded_to_127_steps_of_an_output(tmp_path, variant):
     """Each to the nearest of its own output's; norms and biases stay as they are."""
     directory = build_checkpoint(tmp_path, variant)
@@ -166,7 +168,7 @@ def test_several_devices_have_the_numbers_of_one(tmp_path, layout, scans):
         )
 
 
-@pytest.mark.parametrize("rows", [1, 7, 40])
+@pytest.mark.parametrize("rows", [7, *(pytest.param(rows, marks=pytest.mark.thorough) for rows in (1, 40))])
 @pytest.mark.parametrize("packed", [False, True])
 def test_products_are_those_of_the_numbers_that_the_weights_stand_for(rows, packed):
     """With a bias, and of a table both its rows and its logits; by XLA and by the CPU's own kernel."""
@@ -225,7 +227,7 @@ def exactly(surprise):
 @pytest.mark.parametrize(
     ("settings", "bound"),
     [
-        pytest.param({"quantization": "int8", "kv_cache_dtype": "int8"}, 1.01, id="int8"),
+        pytest.param({"quantization": "int8", "kv_cache_dtype": "int8"}, 1.01, id="int8", marks=pytest.mark.thorough),
         pytest.param({"kv_cache_dtype": "fp8"}, 1.01, id="fp8 pages", marks=pytest.mark.thorough),
         pytest.param({"quantization": "w8a8"}, 1.01, id="w8a8", marks=pytest.mark.thorough),
         pytest.param(

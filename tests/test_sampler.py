@@ -30,9 +30,15 @@ def prepare_kernel():
         pytest.skip(str(unavailable))
 
 
-@pytest.fixture(scope="module", params=[sampler.sample, cpu_sampler.sample], ids=["XLA", "kernel"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(sampler.sample, id="XLA", marks=pytest.mark.thorough),
+        pytest.param(cpu_sampler.sample, id="kernel"),
+    ],
+)
 def sample(request):
-    """The sampler of XLA's operations, and the CPU's own."""
+    """The sampler of XLA's operations, and the CPU's own, of which a test below shows that it draws the same."""
     if request.param is cpu_sampler.sample:
         prepare_kernel()
     return jax.jit(request.param)
@@ -177,8 +183,16 @@ def numbers_near_boundaries(weights):
     return (np.clip(steps, 0, 2**23 - 1) / 2**23).reshape(len(weights), -1).astype(np.float32)
 
 
-@pytest.mark.parametrize("vocab", VOCABULARIES.values(), ids=VOCABULARIES)
-@pytest.mark.parametrize("share_of_zeros", [0.3, 0.7, 0.99])
+@pytest.mark.parametrize(
+    "vocab",
+    [
+        pytest.param(VOCABULARIES["Llama 3"], id="Llama 3"),
+        pytest.param(VOCABULARIES["Qwen 2"], id="Qwen 2", marks=pytest.mark.thorough),
+    ],
+)
+@pytest.mark.parametrize(
+    "share_of_zeros", [0.7, *(pytest.param(share, marks=pytest.mark.thorough) for share in (0.3, 0.99))]
+)
 def test_what_is_drawn_has_a_weight(vocab, share_of_zeros):
     """However a sum over many places rounds: also the numbers that lie as close to a boundary as a draw can."""
     rng, blocks = np.random.default_rng(vocab), -(-vocab // BLOCK)

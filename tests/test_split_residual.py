@@ -157,7 +157,7 @@ def run(directory: Path, adapters: list[Path], devices: int, scans: bool, sizes:
     return [np.asarray(x) for x in jax.jit(on_each)(split_decoder.weights, arrays, jnp.arange(2, 14))]
 
 
-@pytest.mark.parametrize("scans", [False, True])
+@pytest.mark.parametrize("scans", [pytest.param(False, marks=pytest.mark.thorough), True])
 @pytest.mark.parametrize(
     ("variant", "targets"),
     [
@@ -182,7 +182,7 @@ def test_two_devices_compute_what_one_does(tmp_path: Path, variant: str, targets
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("scans", [False, True])
+@pytest.mark.parametrize("scans", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_a_layer_exchanges_no_more_often_with_adapters(tmp_path: Path, two: DeviceMesh, scans: bool) -> None:
     """Each of its two sums is a reduce-scatter and an all-gather; beside them is the gather behind the last layer."""
     model = read_model_config(build_checkpoint(tmp_path, "llama2"))

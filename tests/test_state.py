@@ -147,11 +147,11 @@ def test_a_layer_of_several_in_one_array_keeps_to_its_slots(kind: str) -> None:
     states = rng.normal(size=(3 * SLOTS, *shape)).astype(np.float32)
     table = build_table([1, 3, 2], [SINK_SLOT, SINK_SLOT, 4], [1, 2, 3])
 
-    (after,), outputs = scan_rows(
-        recurrence, replace(table, num_slots=SLOTS).of_layer(jnp.int32(1)), (jnp.asarray(states),), inputs
-    )
+    (after,), outputs = jax.jit(
+        lambda table, *rest: scan_rows(recurrence, replace(table, num_slots=SLOTS).of_layer(jnp.int32(1)), *rest)
+    )(table, (jnp.asarray(states),), inputs)
 
-    (alone,), expected = scan_rows(recurrence, table, (jnp.asarray(states[SLOTS : 2 * SLOTS]),), inputs)
+    alone, expected = scanned(kind, table, jnp.asarray(states[SLOTS : 2 * SLOTS]), inputs)
     assert np.array_equal(outputs, expected)
     assert np.array_equal(after[SLOTS : 2 * SLOTS], alone)
     assert np.array_equal(after[:SLOTS], states[:SLOTS])

@@ -42,8 +42,10 @@ def test_a_width_is_rounded_up_to_whole_tiles_on_a_tpu_alone():
     assert {table_width(2880, layout) for layout in (Layout.AXES, Layout.PANELS)} == {2880}
 
 
-@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(
+    "quantized", [pytest.param(False, id="float32", marks=pytest.mark.thorough), pytest.param(True, id="int8")]
+)
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_padded_table_has_the_rows_and_logits_of_the_models_own(tmp_path, devices, quantized):
     """The columns behind are zeros, are counted among the bytes, and change neither a scale nor a logit."""
     directory = build_checkpoint(tmp_path, vocab_size=700)  # less than whole blocks of the sampler
