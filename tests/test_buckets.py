@@ -66,7 +66,7 @@ def obtain(url: str, **settings: Any) -> EngineConfig:
     return obtained(EngineConfig(model=url, **settings), lambda progress: None)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_model_in_a_bucket_is_the_model_in_a_directory(
     bucket: storage.Bucket, tmp_path: Path, devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

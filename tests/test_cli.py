@@ -92,7 +92,7 @@ def test_complete_reads_the_prompt_from_stdin(address: str) -> None:
 def test_complete_passes_on_what_was_given_and_nothing_else(driver: FakeDriver, address: str) -> None:
     """A flag that is left out is the daemon's to decide."""
     for flags, params in FLAGS.items():
-        odriver("complete", "x", "--connect", address, *flags.split())
+        assert cli.main(["complete", "x", "--connect", address, *flags.split()]) == 0
         assert driver.submitted[-1].params == params
 
 
@@ -129,7 +129,7 @@ def test_complete_asks_for_a_form_of_the_text(driver: FakeDriver, address: str, 
         ["--choice", "yes", "--choice", "no"],
         ["--grammar", str(grammar)],
     ):
-        assert odriver("complete", "x", "--connect", address, *flags).returncode == 0
+        assert cli.main(["complete", "x", "--connect", address, *flags]) == 0
 
     assert [request.params for request in driver.submitted] == [
         {
@@ -210,12 +210,13 @@ def test_an_address_that_cannot_be_is_an_error_in_plain_words() -> None:
         ["status", "now"],
     ],
 )
-def test_a_wrong_command_line_exits_with_2(arguments: list[str]) -> None:
+def test_a_wrong_command_line_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Flags are not guessed from their beginnings, either."""
-    done = odriver(*arguments)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
 
-    assert done.returncode == 2
-    assert done.stderr.startswith("usage: odriver")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: odriver")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ GOLDENS = Path(__file__).parent / "goldens"
 TOLERANCE = 1e-4
 
 
-ELSEWHERE = {*MOE_VARIANTS, *STATE_VARIANTS, "llama2", "mistral", "qwen3", "gemma2"}
+ELSEWHERE = {*MOE_VARIANTS, *STATE_VARIANTS, "llama2", "mistral", "gemma2"}
 """Variants whose mechanisms test_golden, test_experts and test_state show in every run."""
 AGAIN = {"llama2_bfloat16", "qwen3_sharded", "qwen2_sliding", "phi3", "gemma3_vision", "mistral_vision"}
 """Those that are another variant's family once more; what else they have, the tests of weights and of windows show."""

@@ -210,6 +210,7 @@ def test_a_model_that_drafts_for_itself_is_right_after_failing_steps(own, monkey
     assert own.stats().failed_steps > before.failed_steps and acceptance(own, before) == 1.0
 
 
+@pytest.mark.thorough
 def test_every_request_is_given_the_same_as_without_drafts(own):
     """Of all parameters, in the same engine; those that ask for no drafts are fed to the draft model all the same."""
     without, vocabulary = build_sequences(0, 12, own.limits.vocab_size), own.limits.vocab_size

@@ -174,7 +174,7 @@ def test_a_prompt_that_is_too_long_is_told_as_openai_tells_it(
         ("abort", None, ("length", "abort")),
     ],
 )
-@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("path", [CHAT, pytest.param(TEXT, marks=pytest.mark.thorough)])
 def test_finish_reasons_are_openais_and_ours_the_stop_reason(
     address: str, path: str, reason: str, stop_reason: int | str | None, told: tuple[str, object], stream: bool
 ) -> None:

@@ -57,6 +57,8 @@ OF_LATENTS = {id(XLA): xla_backend(FLOAT32, latents=True), id(TPU): tpu_backend(
 PLAINEST = {("llama2", 16), ("mistral", 4), ("qwen3", 16), ("gemma2", 16), ("gpt_oss", 16), ("deepseek_v3", 16)}
 PLAINEST |= {("qwen3_next", 16)}
 """Of every mechanism of an engine a variant and the size of its pages. What else is in a family's layers test_decoder shows."""
+OF_DECODER = {("qwen3", 16)}
+"""What else they have is in their layers alone: test_decoder has them in every run."""
 OF_XLA = ("exaone4", "gemma3", "gemma4", "llama2_bfloat16")
 ON_TWO_DEVICES = ("deepseek_v3", "gemma2", "gemma4_moe", "glm4_moe_lite", "gpt_oss", "granite_moe_shared", "llama4")
 ON_TWO_DEVICES += ("mixtral", "olmo2", "phi3", "qwen3_moe", "granite_hybrid", "nemotron_h", "qwen3_5_moe", "qwen3_next")
@@ -74,7 +76,7 @@ def backends():
         cells += [(4, TPU, 2, True)] * (variant in ("deepseek_v3", "gpt_oss", "qwen2_moe", "qwen3_sharded"))
         for page_size, backend, devices, is_thorough in cells:
             mark = pytest.mark.thorough if is_thorough else pytest.mark.exhaustive
-            is_default = devices == 1 and backend is not TPU and (variant, page_size) in PLAINEST
+            is_default = devices == 1 and backend is not TPU and (variant, page_size) in PLAINEST - OF_DECODER
             yield pytest.param((variant, page_size, backend, devices), marks=() if is_default else mark)
 
 

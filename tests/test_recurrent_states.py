@@ -107,8 +107,8 @@ def expected(plain, asked):
     return alone(plain, asked)
 
 
-@pytest.mark.parametrize("run_ahead", [0, 1, 3])
-@pytest.mark.parametrize("kept", [0, 2, 6])
+@pytest.mark.parametrize("run_ahead", [0, 3, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("kept", [0, 6, pytest.param(2, marks=pytest.mark.thorough)])
 def test_tokens_are_those_of_each_request_alone(plain, asked, expected, run_ahead, kept):
     """With prefix hits, more sequences than slots, and pages so few that some are preempted."""
     engine = build_engine(plain, num_pages=27, run_ahead=run_ahead, kept=kept)

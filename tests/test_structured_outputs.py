@@ -129,7 +129,7 @@ def check(form: dict[str, Any], text: str) -> None:
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("temperature", [pytest.param(0, marks=pytest.mark.thorough), 1])
 def test_whatever_ends_by_itself_is_of_its_form(served: Served, count: int, temperature: float) -> None:
     """Random patterns and schemas, random weights: what ends with stop is valid, what is cut says length."""
     forms = random_forms(count)

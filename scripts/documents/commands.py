@@ -1,6 +1,7 @@
 """Whether a shown command is one, by the real parsers. Nothing is run."""
 
 import argparse
+import functools
 import io
 import re
 import shlex
@@ -18,6 +19,9 @@ SCRIPT_FLAGS = {"--web", "--serve", "--all"}
 """Of scripts/run and scripts/test, which are no Python."""
 
 
+_of_odriver, _of_bench = functools.cache(cli.parser), functools.cache(bench_parser)
+
+
 class WrongCommand(Exception):
     """What is wrong with it."""
 
@@ -29,24 +33,24 @@ def check(text: str) -> None:
         if program in SHELLS and arguments[:1] == ["-c"]:
             check(arguments[1])
         elif program.rpartition("/")[2] == "odriver":
-            _parse(cli.parser(), arguments)
+            _parse(_of_odriver(), arguments)
         elif program == "scripts/run" and arguments[:1] in (["--serve"], ["--web"]):
-            _parse(cli.parser(), ["serve", *arguments[1:]])
+            _parse(_of_odriver(), ["serve", *arguments[1:]])
         elif program == "scripts/bench":
-            _parse(bench_parser(), arguments)
+            _parse(_of_bench(), arguments)
         elif program.startswith("scripts/") and not (ROOT / program).is_file():
             raise WrongCommand(f"there is no {program}")
 
 
 def flags() -> set[str]:
     """Every flag of a command of this project."""
-    parsers = [cli.parser(), bench_parser()]
+    parsers = [_of_odriver(), _of_bench()]
     return SCRIPT_FLAGS | {flag for parser in parsers for flag in _flags(parser)}
 
 
 def subcommand(*names: str) -> argparse.ArgumentParser:
     """The parser of ``odriver NAME ...``. Raises WrongCommand."""
-    parser = cli.parser()
+    parser = _of_odriver()
     for name in names:
         choices = _subparsers(parser)
         if name not in choices:
