@@ -29,7 +29,7 @@ class _AnyToken:
 
     def advance(self, *token_ids: int, guess: ListOf[int] = ()) -> None: ...
 
-    def hear(self, received: set[object] | None = None) -> bool:
+    def hear(self, received: set[object]) -> bool:
         del received
         return True
 

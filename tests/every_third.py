@@ -25,7 +25,7 @@ class EveryThird:
         assert token_id % 3 == self._turn % 3
         self._turn += 1
 
-    def hear(self, received=None):  # noqa: ARG002
+    def hear(self, received):  # noqa: ARG002
         """See TokenConstraint."""
         return True
 

@@ -36,7 +36,7 @@ class ForcedTokens(SomeTokens):
         self._guess = list(guess)
         self.most_at_once = max(self.most_at_once, len(token_ids))
 
-    def hear(self, received=None):
+    def hear(self, received):
         heard = super().hear(received)
         if heard:
             self._force()

@@ -49,7 +49,7 @@ def allowed(constraint: GrammarConstraint) -> list[int]:
 def hear(constraint: GrammarConstraint) -> None:
     """Wait for the answer, as the engine does: a while at a time."""
     for _ in range(20 * PATIENCE):
-        if constraint.hear():
+        if constraint.hear(set()):
             return
         select.select([constraint], [], [], 0.05)
     raise AssertionError("there is no answer")

@@ -48,7 +48,7 @@ class Constraint:
     def answer(self):
         os.write(self._line, b"!")
 
-    def hear(self, received=None):  # noqa: ARG002
+    def hear(self, received):  # noqa: ARG002
         if not awaited_masks.select.select([self._answers], [], [], 0)[0]:
             return False
         os.read(self._answers, 1)
@@ -80,7 +80,7 @@ def constrained(request_id="a", *, prompt=3, max_tokens=9, **options):
 def answer(scheduler, sequence):
     """Its constraint answers; the plan that samples late for it, if its logits are kept."""
     sequence.constraint.answer()
-    assert sequence.constraint.hear() and scheduler.resume(sequence) is None
+    assert sequence.constraint.hear(set()) and scheduler.resume(sequence) is None
     return scheduler.plan_late()
 
 
@@ -199,7 +199,7 @@ def test_who_loses_its_slot_samples_from_no_logits(how):
 
     if how in ("complete", "failed"):
         row.constraint.answer()
-        assert row.constraint.hear() and scheduler.resume(row).finish_reason in ("stop", "error")
+        assert row.constraint.hear(set()) and scheduler.resume(row).finish_reason in ("stop", "error")
     elif how == "aborted":
         assert scheduler.finish("row")
     elif how == "preempted":
@@ -227,7 +227,7 @@ def test_a_complete_output_ends_without_another_token():
     scheduler.add(sequence)
     outputs = land(scheduler, scheduler.plan())
 
-    assert sequence.constraint.hear()
+    assert sequence.constraint.hear(set())
     end = scheduler.resume(sequence)
 
     assert [output.finish_reason for output in outputs] == [None]
@@ -242,7 +242,7 @@ def test_a_constraint_that_fails_ends_its_sequence_with_its_words():
     scheduler.add(sequence)
     land(scheduler, scheduler.plan())
 
-    assert sequence.constraint.hear()
+    assert sequence.constraint.hear(set())
     end = scheduler.resume(sequence)
 
     assert (end.finish_reason, end.error) == ("error", "too hard") and sequence.constraint.closed
@@ -275,7 +275,7 @@ def test_who_is_preempted_before_the_answer_is_admitted_after_it():
 
     assert scheduler.plan() is None
     new.constraint.answer()
-    assert new.constraint.hear() and scheduler.resume(new) is None
+    assert new.constraint.hear(set()) and scheduler.resume(new) is None
     resumed = scheduler.plan()
 
     assert resumed.sequences == [new] and resumed.counts == [new.num_tokens] and resumed.constrained == [0]
@@ -299,7 +299,7 @@ def test_a_constraint_is_told_a_token_that_lands_after_its_sequence_was_preempte
         land(scheduler, plan)
     assert new not in scheduler.plan().sequences
     new.constraint.answer()
-    assert new.constraint.hear() and scheduler.resume(new) is None
+    assert new.constraint.hear(set()) and scheduler.resume(new) is None
 
     assert new in scheduler.plan().admitted
     new.constraint.close()

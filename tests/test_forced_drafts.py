@@ -38,7 +38,7 @@ class Forcing(Constraint):
         self._text = text
         self._force()
 
-    def hear(self, received=None):
+    def hear(self, received):
         heard = super().hear(received)
         self._force()
         return heard
@@ -58,7 +58,7 @@ def steps_taken(run_ahead, text):
     scheduler.add(row)
     in_flight, steps = deque(), 0
     while row.status is not SequenceStatus.FINISHED:
-        if row.awaits_mask and row.constraint.hear():
+        if row.awaits_mask and row.constraint.hear(set()):
             scheduler.resume(row)
             in_flight += scheduler.plan_late()
         plan = scheduler.plan()

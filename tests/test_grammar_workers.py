@@ -166,7 +166,7 @@ def test_a_worker_that_does_not_read_holds_nobody_up(grammars, a, b):
     os.kill(worker_of(constraint), signal.SIGSTOP)
     for other in others:
         other.advance(a)
-    assert not any(other.hear() for other in others)
+    assert not any(other.hear(set()) for other in others)
     os.kill(worker_of(constraint), signal.SIGCONT)
 
     for other in others:
@@ -236,7 +236,7 @@ def test_a_worker_for_a_sequence_that_runs_is_waited_for(grammars, a, b, monkeyp
         os.kill(worker_of(constraint), signal.SIGKILL)
         select.select([constraint], [], [], PATIENCE)
         constraint.advance(b)
-        assert not constraint.hear() and not constraint.hear()
+        assert not constraint.hear(set()) and not constraint.hear(set())
     hear(constraint)
     assert a in allowed(constraint)
 

@@ -52,7 +52,7 @@ def test_a_sequence_that_has_tokens_has_the_mask_behind_them(grammars, tokenizer
     (complete,) = begin(grammars, regex="aab", token_ids=(a, a, b))
     (wrong,) = begin(grammars, regex="aab", token_ids=(x,))
 
-    assert all(constraint.hear() and constraint._worker is None for constraint in (going_on, complete, wrong))
+    assert all(constraint.hear(set()) and constraint._worker is None for constraint in (going_on, complete, wrong))
     assert allowed(going_on) == [b] and complete.complete and wrong.error is not None
     advance(going_on, b)
     assert going_on.complete

@@ -221,7 +221,7 @@ class SomeTokens:
         self.told += token_ids
         self._asked = 0
 
-    def hear(self, received=None):  # noqa: ARG002
+    def hear(self, received):  # noqa: ARG002
         self._asked += 1
         if self._asked > self._delay:
             self.mask = self.mask_after(self.told)

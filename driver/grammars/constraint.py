@@ -86,12 +86,11 @@ class GrammarConstraint:
         else:
             self._worker.send(self, ADVANCE, pack_advance(token_ids, guess))
 
-    def hear(self, received: set[object] | None = None) -> bool:
+    def hear(self, received: set[object]) -> bool:
         """Whether the answer to the last token has come; returns at once. A worker in ``received``
         has been asked already."""
-        if self._awaits_answer and self._worker is not None and (received is None or self._worker not in received):
-            if received is not None:
-                received.add(self._worker)
+        if self._awaits_answer and self._worker is not None and self._worker not in received:
+            received.add(self._worker)
             self._worker.receive()
         if self._awaits_answer and self._worker is None:
             self._begin()

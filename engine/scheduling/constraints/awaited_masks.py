@@ -71,7 +71,8 @@ def _divide(awaited: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
 def _poll(awaited: list[Sequence], seconds: float) -> None:
     """Wait until one of them has an answer, at most so many seconds."""
     poll = select.poll()
-    for descriptor in {sequence.constraint.fileno() for sequence in awaited if sequence.constraint is not None}:
-        poll.register(descriptor, select.POLLIN)
+    for sequence in awaited:
+        assert sequence.constraint is not None
+        poll.register(sequence.constraint.fileno(), select.POLLIN)
     if awaited:
         poll.poll(1000 * seconds)

@@ -48,7 +48,7 @@ class TokenConstraint(Protocol):
         """The next tokens have landed; returns at once. What it then expects are the tokens of a
         ``guess`` that may follow these, unless it forces others."""
 
-    def hear(self, received: set[object] | None = None) -> bool:
+    def hear(self, received: set[object]) -> bool:
         """Whether the answer has come; returns at once.
 
         Where several constraints get their answers through one connection, that is read once for

@@ -55,7 +55,7 @@ class LateConstraint:
         most = min(len(left), most_drafts, max(0, until_complete))
         self.expected_masks = [self.mask] * random.randint(min(most, 1), most)
 
-    def hear(self) -> bool:
+    def hear(self, received: set[object]) -> bool:
         """The history says itself when an answer has come."""
         raise NotImplementedError
 
