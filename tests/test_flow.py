@@ -77,7 +77,7 @@ class Wire:
 
     def make_room(self, now: float = 0.0) -> None:
         """There is room again, for as much as was read."""
-        self.clients.has_room(b"c", now)
+        self.clients.has_room(b"c")
         while not self.clients.patience:
             self.clients.look(now)
 
@@ -388,7 +388,7 @@ def test_one_turn_sends_a_bounded_part_and_the_next_goes_on() -> None:
         wire.say(request)
     wire.room = 10_000
 
-    wire.clients.has_room(b"c", now=0.0)
+    wire.clients.has_room(b"c")
     wire.clients.look(now=0.0)
     first = wire.read()
     wire.hear(Generate("0", prompt="in use"))
@@ -425,7 +425,7 @@ def test_clients_with_room_take_turns() -> None:
         clients.deliver(reply, sample, now=0.0)
     for identity in room:
         room[identity] = 1
-        clients.has_room(identity, now=0.0)
+        clients.has_room(identity)
 
     clients.look(now=0.0)
     clients.look(now=0.0)
@@ -451,7 +451,7 @@ def test_a_stream_that_ends_while_it_waits_for_room_has_no_turn(how: str) -> Non
         wire.make_room()
         assert [type(message) for message in wire.read()] == [Token, Done, Token]
     else:
-        wire.clients.has_room(b"c", now=0.0)
+        wire.clients.has_room(b"c")
         wire.hear(Hello(PROTOCOL_VERSION))
         wire.open("1")
         wire.make_room()
@@ -478,7 +478,7 @@ def test_what_waits_is_sent_in_any_order_of_events() -> None:
                     ended.add(name)
                 case 3:
                     wire.room = draw.randrange(20)
-                    wire.clients.has_room(b"c", now=0.0)
+                    wire.clients.has_room(b"c")
                     wire.clients.look(now=0.0)
                     for message in wire.read():
                         read[message.request_id].append(message)

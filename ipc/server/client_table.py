@@ -106,9 +106,8 @@ class Clients:
         else:
             self._answer(identity, message, now, tenant, len(frames[0]))
 
-    def has_room(self, identity: bytes, now: float) -> None:
+    def has_room(self, identity: bytes) -> None:
         """A connection was full and is not any more: ``look`` sends what has waited."""
-        del now
         if (client := self._clients.get(identity)) is not None:
             self._delivery.has_room(client)
 

@@ -128,7 +128,7 @@ class Control:
         if answer is not None:
             self._send(identity, answer)
 
-    def has_room(self, identity: bytes, now: float) -> None:
+    def has_room(self, identity: bytes) -> None:
         """Nothing waits for it."""
 
     def lost(self, identity: bytes) -> None:

@@ -43,7 +43,7 @@ class Rules(Protocol):
     def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant) -> None:
         """Takes one message, from this tenant."""
 
-    def has_room(self, identity: bytes, now: float) -> None:
+    def has_room(self, identity: bytes) -> None:
         """A connection that was full is not any more."""
 
     def lost(self, identity: bytes) -> None:
@@ -224,7 +224,7 @@ class Listener:
                 else:
                     rules.hear(peer.identity, frames, now, tenant)
             case HasRoom(peer):
-                rules.has_room(peer.identity, now)
+                rules.has_room(peer.identity)
             case Lost(peer):
                 rules.lost(peer.identity)
             case Refused(peer, code, why):

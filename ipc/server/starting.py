@@ -57,7 +57,7 @@ class StartingRules:
         """A connection is over."""
         self.early.pop(identity, None)
 
-    def has_room(self, identity: bytes, now: float) -> None:
+    def has_room(self, identity: bytes) -> None:
         """Nothing waits for it."""
 
     def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
