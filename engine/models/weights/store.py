@@ -53,6 +53,11 @@ class Served:
         """The layers that its parts are read for, in order."""
         return (None,) if self.layers is None else self.layers
 
+    @property
+    def parts(self) -> list[tuple[Parameter, int | None]]:
+        """Its parameter in each of ``sources``."""
+        return [(self.parameter, layer) for layer in self.sources]
+
     def found_in(self, source: TensorSource) -> "Served":
         """With the rule for the tensors that a source has."""
         other = self.parameter.rule.otherwise
@@ -101,8 +106,8 @@ def put(source: TensorSource, decoder: AnyDecoder, form: WeightFormat, *, mesh: 
     tensor before any read.
     """
     source, entries = matched(source, decoder)
-    total = sum(_nbytes(entry.parameter, form) for entry, _ in entries for _ in entry.sources)
-    wanted = [(entry.parameter, layer) for entry, _ in entries for layer in entry.sources]
+    wanted = [part for entry, _ in entries for part in entry.parts]
+    total = sum(_nbytes(parameter, form) for parameter, _ in wanted)
     placed = []
     with closing(_read_ahead(source, wanted, form, mesh)) as parts:
         placement = _Placement(parts, form, mesh, _Progress(total, progress))
@@ -128,8 +133,7 @@ def matched(
         source = tensors_of_head(source, partition.model)
     state = nnx.to_flat_state(nnx.state(decoder))
     entries = [(_served(path, variable, partition).found_in(source), variable) for path, variable in state]
-    wanted = [(entry.parameter, layer) for entry, _ in entries for layer in entry.sources]
-    verify(source, wanted, partition.model, whole=whole)
+    verify(source, [part for entry, _ in entries for part in entry.parts], partition.model, whole=whole)
     return source, entries
 
 
