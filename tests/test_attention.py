@@ -147,7 +147,7 @@ def test_pages_that_a_window_has_passed_are_never_read(window, chunk):
 def test_the_plain_twin_agrees_with_the_kernels():
     """Our arguments mean what the TPU kernel's mean."""
     spec = AttentionSpec(0.3, 9, 1.5)
-    inputs, view = build_step([1, 12], [30, 40])
+    inputs, view = build_step([1, 7, 12], [30, 7, 40])
     table = view.table
 
     written, ours = plain_attention(spec, view, inputs)
