@@ -88,7 +88,8 @@ def largest_error(
     steps = ((Row(0, first, (3, 1, 5)), Row(0, second, (2, 4))), (Row(first, 1, (3, 1, 5)), Row(second, size, (2, 4))))
     pool = replace(one_page, num_layers=1, num_pages=6, stacked=False)
     trial = _Trial(kernel, spec, heads, pool.dtype, 4 * size)
-    pages = allocate(pool).layers[0]
+    # allocated memory may hold what an earlier trial wrote, and so hide that a kernel writes nothing
+    pages = jnp.zeros_like(allocate(pool).layers[0])
     error = 0.0
     for rows in steps:
         pages, found = trial.step(pages, rows)

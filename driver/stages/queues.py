@@ -86,14 +86,15 @@ class TurnQueue(Generic[Item]):
         return self._size
 
     def run(self, work: Callable[[Item], None]) -> None:
-        """Works on one item after the other, until the queue is closed."""
+        """Works on one item after the other, until the queue is closed.
+
+        An exception of ``work`` passes, and its item's client gets no more turns.
+        """
         with suppress(QueueClosed):
             while True:
                 item = self.get()
-                try:
-                    work(item)
-                finally:
-                    self.done(item)
+                work(item)
+                self.done(item)
 
     def put_nowait(self, item: Item) -> None:
         """Queues the item behind its holder's own, or raises ``queue.Full`` at once."""
