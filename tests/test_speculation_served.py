@@ -39,8 +39,10 @@ def plain(model: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def ours(model: Path) -> Iterator[Served]:
-    """The same with drafts."""
-    yield from _served(model, SPECULATION)
+    """The same with drafts, and as many as if steps cost nothing."""
+    for served in _served(model, SPECULATION):
+        served.engine._scheduler.speculation._seconds = lambda _tokens, _passes: None
+        yield served
 
 
 def _served(model: Path, speculation: str | None) -> Iterator[Served]:
@@ -124,10 +126,9 @@ def test_what_is_aborted_in_the_midst_leaves_nothing(ours: Served) -> None:
         assert ours.ask(max_tokens=1)[1] == "length" and channel.empty()
 
 
-def test_a_tenant_has_drafts_of_its_own_earlier_texts_alone(ours: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tenant_has_drafts_of_its_own_earlier_texts_alone(ours: Served) -> None:
     """A drawn text, asked for again with the same seed, is mostly accepted drafts; with another salt it has as many as it had
     at first. In a form, too, where the host looks the drafts up."""
-    monkeypatch.setattr(ours.engine._scheduler.speculation, "_seconds", lambda _tokens, _passes: None)
     for form in (None, {"regex": "[a-z ]{60}"}):
         accepted, texts = [], []
         for salt in ("a", "a", "b", "b"):
