@@ -19,7 +19,6 @@ constexpr int64_t kHeader = 16;  // words: the bytes of a number, 0 without an a
 constexpr int kRowsAtOnce = kMaxSums / kPanelVectors;
 constexpr int64_t kTilesOfThread = 4;  // at least, or a tile is for several threads
 constexpr int64_t kFetched = 64;       // rows of panels, ahead of the one that is multiplied
-constexpr int64_t kScattered = -1;
 
 int64_t panels_of(int64_t columns) { return (columns + kPanelWidth - 1) / kPanelWidth; }
 int64_t up_to_vector(int64_t columns) { return (columns + kWidth - 1) / kWidth * kWidth; }
@@ -38,10 +37,9 @@ struct Outputs {
   int64_t place(int64_t part, int64_t output) const {
     return output / runs[part] * before(parts) + before(part) + output % runs[part];
   }
-  // The place of a panel's first output, if the others are behind it.
-  int64_t place_of_panel(int64_t part, int64_t panel) const {
-    const int64_t first = panel * kPanelWidth, last = first + kPanelWidth - 1, at = place(part, first);
-    return last < count(part) && place(part, last) == at + kPanelWidth - 1 ? at : kScattered;
+  // Whole panels from this one on whose outputs are one behind the other.
+  int64_t panels_in_run(int64_t part, int64_t panel) const {
+    return (runs[part] - panel * kPanelWidth % runs[part]) / kPanelWidth;
   }
 };
 
@@ -71,35 +69,38 @@ struct Slot {
   }
 };
 
-// out[rows, vectors * kWidth] (+)= x[rows, depth] @ panel[depth, the same]; rows are wherever x and out point to. What is added
-// to out has been added up before.
+// out[rows, vectors * kWidth] (+)= x[rows, depth] @ panel[depth, the same], for so many panels, one behind the other from `column`
+// of out; rows are wherever x and out point to. What is added to out has been added up before.
 template <int rows, int vectors, typename Stored>
-void multiply_panel(const float* const* x, const Stored* panel, int64_t depth, float* const* out, int64_t column, bool add) {
-  Vector sums[rows][vectors] = {};
+void multiply_panels(const float* const* x, const Stored* panel, int64_t depth, float* const* out, int64_t column, int64_t count,
+                     bool add) {
   const float* from[rows];
   std::copy(x, x + rows, from);
+  for (const int64_t end = column + count * vectors * kWidth; column < end; column += vectors * kWidth) {
+    Vector sums[rows][vectors] = {};
 #pragma GCC unroll 4
-  for (int64_t k = 0; k < depth; ++k, panel += vectors * kWidth) {
-    Vector columns[vectors];
-    for (int v = 0; v < vectors; ++v) columns[v] = load(panel + v * kWidth);
-    for (size_t byte = 0; byte < vectors * kWidth * sizeof(Stored); byte += kLineBytes)
-      __builtin_prefetch(reinterpret_cast<const char*>(panel + kFetched * vectors * kWidth) + byte);
-    for (int row = 0; row < rows; ++row)
-      for (int v = 0; v < vectors; ++v) sums[row][v] += from[row][k] * columns[v];
-  }
-  for (int row = 0; row < rows; ++row)
-    for (int v = 0; v < vectors; ++v) {
-      float* to = out[row] + column + v * kWidth;
-      store(to, add ? load(to) + sums[row][v] : sums[row][v]);
+    for (int64_t k = 0; k < depth; ++k, panel += vectors * kWidth) {
+      Vector columns[vectors];
+      for (int v = 0; v < vectors; ++v) columns[v] = load(panel + v * kWidth);
+      for (size_t byte = 0; byte < vectors * kWidth * sizeof(Stored); byte += kLineBytes)
+        __builtin_prefetch(reinterpret_cast<const char*>(panel + kFetched * vectors * kWidth) + byte);
+      for (int row = 0; row < rows; ++row)
+        for (int v = 0; v < vectors; ++v) sums[row][v] += from[row][k] * columns[v];
     }
+    for (int row = 0; row < rows; ++row)
+      for (int v = 0; v < vectors; ++v) {
+        float* to = out[row] + column + v * kWidth;
+        store(to, add ? load(to) + sums[row][v] : sums[row][v]);
+      }
+  }
 }
 
-// multiply_panel for `count` rows.
+// multiply_panels for `count` rows.
 template <int vectors, typename Stored, int rows = kRowsAtOnce>
-auto multiply_panel_of(int64_t count) {
+auto multiply_panels_of(int64_t count) {
   if constexpr (rows > 1)
-    if (count < rows) return multiply_panel_of<vectors, Stored, rows - 1>(count);
-  return &multiply_panel<rows, vectors, Stored>;
+    if (count < rows) return multiply_panels_of<vectors, Stored, rows - 1>(count);
+  return &multiply_panels<rows, vectors, Stored>;
 }
 
 // The rows x[rows, depth] of a step, the slot of each or -1, and their products out[rows, width] with the kernel.
@@ -181,9 +182,9 @@ class Adapters {
       x[row] = all_.x + order_[tile.begin + row] * all_.depth;
       low[row] = &low_[(tile.begin + row) * columns_];
     }
-    const auto multiply = left > kWidth ? multiply_panel_of<kPanelVectors, Stored>(tile.count)
-                                        : multiply_panel_of<1, Stored>(tile.count);
-    multiply(x, tile.slot.a<Stored>(panel), all_.depth, low, panel * kPanelWidth, false);
+    const auto multiply = left > kWidth ? multiply_panels_of<kPanelVectors, Stored>(tile.count)
+                                        : multiply_panels_of<1, Stored>(tile.count);
+    multiply(x, tile.slot.a<Stored>(panel), all_.depth, low, panel * kPanelWidth, 1, false);
   }
 
   // Adds the products with some panels of all parts' b.
@@ -205,18 +206,18 @@ class Adapters {
       low[row] = &low_[(tile.begin + row) * columns_ + tile.slot.before(part)];
       out[row] = all_.out + order_[tile.begin + row] * outputs_.width;
     }
-    const auto multiply = multiply_panel_of<kPanelVectors, Stored>(tile.count);
+    const auto multiply = multiply_panels_of<kPanelVectors, Stored>(tile.count);
     const Stored* b = tile.slot.b<Stored>(outputs_, part, begin);
-    for (int64_t panel = begin; panel < end; ++panel, b += rank * kPanelWidth) {
-      const int64_t place = outputs_.place_of_panel(part, panel);
-      if (place != kScattered) {
-        multiply(low, b, rank, out, place, true);
+    for (int64_t panel = begin, count; panel < end; panel += count, b += count * rank * kPanelWidth) {
+      count = std::min(end - panel, outputs_.panels_in_run(part, panel));
+      if (count > 0) {
+        multiply(low, b, rank, out, outputs_.place(part, panel * kPanelWidth), count, true);
         continue;
       }
       float products[kRowsAtOnce][kPanelWidth];
       float* rows[kRowsAtOnce];
       for (int64_t row = 0; row < tile.count; ++row) rows[row] = products[row];
-      multiply(low, b, rank, rows, 0, false);
+      multiply(low, b, rank, rows, 0, count = 1, false);
       for (int64_t row = 0; row < tile.count; ++row) scatter(part, panel, rows[row], out[row]);
     }
   }
