@@ -119,10 +119,11 @@ from driver.thread_messages import (
     Stop,
     Summary,
 )
-from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS, ServingLimits
+from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS
 from engine.hub.roots import Root
 from engine.live.weight_source import WeightSource
 from engine.metrics.histogram import Histogram
+from engine.request_limits import ServingLimits
 
 logger = logging.getLogger(__name__)
 

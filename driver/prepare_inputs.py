@@ -18,8 +18,7 @@ from driver.stages.stage import Stage
 from driver.text.detokenizer import PROMPT_TAIL
 from driver.text.tokenizer import HuggingFaceTokenizer, answer_tokenizer, check_in_vocabulary, prompt_token_ids
 from driver.thread_messages import Admit, Opened
-from engine.config import ServingLimits
-from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_PROMPT_LOGPROBS, MAX_SEED
+from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_PROMPT_LOGPROBS, MAX_SEED, ServingLimits
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 

@@ -12,7 +12,7 @@ import jax
 
 from caching.cpu_kernels import cache_home
 from caching.page_manager import HBMPageManager
-from engine.config import EngineConfig, ServingLimits
+from engine.config import EngineConfig
 from engine.device_errors import DeviceError, device_errors
 from engine.errors import ConfigurationError
 from engine.failures import MAX_FAILURES_IN_A_ROW
@@ -21,6 +21,7 @@ from engine.hosts.processes import least_of_all
 from engine.live.live_weights import LiveWeights
 from engine.oengine import oEngine
 from engine.progress import Progress
+from engine.request_limits import ServingLimits
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.estimates.step_costs import StepCosts
 from engine.scheduling.host_cache.copy_cost import CopyCost

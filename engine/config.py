@@ -1,4 +1,4 @@
-"""The settings of an engine, and the limits it serves with."""
+"""The settings of an engine."""
 
 import dataclasses
 import math
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from engine.errors import ConfigurationError
+from engine.adapters.lora_modules import paths_by_name
+from engine.errors import ConfigurationError, require_setting
+from engine.hosts.hosts import Hosts, check_hosts
+from engine.scheduling.client_weights import weights_by_client
 from engine.speculation.speculative_config import EXAMPLE, SpeculativeConfig, parse_speculative_config
 
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
@@ -18,8 +19,6 @@ DEMO_DRAFT_MODEL = DEMO_MODEL.with_name("demo_draft")
 QUANTIZATIONS = ("int8", "w8a8", "int4", "none")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
 ATTENTION_BACKENDS = ("auto", "pallas", "jax", "xla")
-MAX_EOS_TOKEN_IDS = 32
-"""Ids that may end a model's output; known models have less than a quarter as many."""
 MAX_NUM_SEQS = 64
 MAX_QUEUED_REQUESTS = 1024
 CPU_LORAS = 8
@@ -37,16 +36,6 @@ def setting(default: Any, metavar: str, meaning: str, choices: tuple[str, ...] =
     """
     described = {"metavar": metavar, "meaning": meaning, "choices": choices}
     return dataclasses.field(default=default, metadata=described)
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """The processes of one engine, one per host, and the id of this process."""
-
-    coordinator_address: str
-    """HOST:PORT of process 0, for jax.distributed."""
-    num_processes: int
-    process_id: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,15 +179,7 @@ class EngineConfig:
     @property
     def lora_paths(self) -> dict[str, str]:
         """``lora_modules`` by name. Raises ConfigurationError."""
-        paths: dict[str, str] = {}
-        for module in self.lora_modules:
-            name, path = _lora_module(module)
-            if not (name and path) or name in paths:
-                raise ConfigurationError(
-                    f'lora_modules must be NAME=PATH or {{"name": NAME, "path": PATH}}, each name once, not {module!r}'
-                )
-            paths[name] = path
-        return paths
+        return paths_by_name(self.lora_modules)
 
     @property
     def speculation(self) -> SpeculativeConfig | None:
@@ -237,10 +218,7 @@ class EngineConfig:
     @property
     def weights(self) -> dict[str, float] | None:
         """``client_weights`` by client; None if they are invalid."""
-        try:
-            return dict(_weight(one.strip()) for one in self.client_weights.split(",") if one.strip())
-        except ValueError:
-            return None
+        return weights_by_client(self.client_weights)
 
     def __post_init__(self) -> None:
         if self.max_num_seqs is None:
@@ -255,41 +233,45 @@ class EngineConfig:
             "max_queued_tokens",
         ):
             value = getattr(self, name)
-            _require(value is None or value >= 1, name, "at least 1", value)
-        _require(
+            require_setting(value is None or value >= 1, name, "at least 1", value)
+        require_setting(
             self.num_pages is None or self.num_pages >= 2, "num_pages", "at least 2: one is the sink", self.num_pages
         )
-        _require(0 <= self.host_cache_gib < math.inf, "host_cache_gib", "0 (none) or more", self.host_cache_gib)
+        require_setting(0 <= self.host_cache_gib < math.inf, "host_cache_gib", "0 (none) or more", self.host_cache_gib)
         if self.host_cache_gib and not self.enable_prefix_caching:
             raise ConfigurationError(
                 "host_cache_gib is a part of the prefix cache: set enable_prefix_caching, or leave it out"
             )
         share = self.hbm_utilization
-        _require(share is None or 0 < share <= 1, "hbm_utilization", "above 0 and at most 1", share)
-        _require(self.dtype in (None, "float32", "bfloat16"), "dtype", "float32 or bfloat16", self.dtype)
+        require_setting(share is None or 0 < share <= 1, "hbm_utilization", "above 0 and at most 1", share)
+        require_setting(self.dtype in (None, "float32", "bfloat16"), "dtype", "float32 or bfloat16", self.dtype)
         asked = self.quantization
-        _require(asked is None or asked in QUANTIZATIONS, "quantization", ", ".join(QUANTIZATIONS), asked)
+        require_setting(asked is None or asked in QUANTIZATIONS, "quantization", ", ".join(QUANTIZATIONS), asked)
         kv_dtype = self.kv_cache_dtype
-        _require(kv_dtype in KV_CACHE_DTYPES, "kv_cache_dtype", f"one of {', '.join(KV_CACHE_DTYPES)}", kv_dtype)
+        require_setting(kv_dtype in KV_CACHE_DTYPES, "kv_cache_dtype", f"one of {', '.join(KV_CACHE_DTYPES)}", kv_dtype)
         asked = self.attention_backend
-        _require(asked in ATTENTION_BACKENDS, "attention_backend", f"one of {', '.join(ATTENTION_BACKENDS)}", asked)
+        require_setting(
+            asked in ATTENTION_BACKENDS, "attention_backend", f"one of {', '.join(ATTENTION_BACKENDS)}", asked
+        )
         long = self.long_prefill_token_threshold
-        _require(long is None or long >= 1, "long_prefill_token_threshold", "at least 1", long)
+        require_setting(long is None or long >= 1, "long_prefill_token_threshold", "at least 1", long)
         target = self.max_inter_token_ms
-        _require(target is None or 0 < target < math.inf, "max_inter_token_ms", "above 0", target)
+        require_setting(target is None or 0 < target < math.inf, "max_inter_token_ms", "above 0", target)
         threshold = self.priority_preemption_threshold
-        _require(threshold >= 1, "priority_preemption_threshold", "at least 1", threshold)
-        _require(
+        require_setting(threshold >= 1, "priority_preemption_threshold", "at least 1", threshold)
+        require_setting(
             self.weights is not None,
             "client_weights",
             "names and numbers above 0: NAME=2,OTHER=0.5",
             self.client_weights,
         )
         self._check_adapters()
-        self._check_hosts()
+        check_hosts(self.coordinator_address, self.num_processes, self.process_id)
+        if self.num_processes > 1 and self.staged_readiness:
+            raise ConfigurationError("staged_readiness is for one host: leave it out, or num_processes")
         self._check_speculation()
-        _require(self.run_ahead >= 0, "run_ahead", "0 (synchronous) or more", self.run_ahead)
-        _require(
+        require_setting(self.run_ahead >= 0, "run_ahead", "0 (synchronous) or more", self.run_ahead)
+        require_setting(
             self.max_num_seqs <= self.max_num_batched_tokens,
             "max_num_batched_tokens",
             f"at least max_num_seqs ({self.max_num_seqs}), a token for each decoding sequence",
@@ -309,13 +291,13 @@ class EngineConfig:
             )
 
     def _check_adapters(self) -> None:
-        _require(self.max_loras >= 1, "max_loras", "at least 1", self.max_loras)
+        require_setting(self.max_loras >= 1, "max_loras", "at least 1", self.max_loras)
         rank = self.max_lora_rank
-        _require(1 <= rank <= MAX_LORA_RANK, "max_lora_rank", f"1 to {MAX_LORA_RANK}", rank)
+        require_setting(1 <= rank <= MAX_LORA_RANK, "max_lora_rank", f"1 to {MAX_LORA_RANK}", rank)
         if self.max_cpu_loras is None:
             object.__setattr__(self, "max_cpu_loras", CPU_LORAS * self.max_loras)
         fits, least = self.max_cpu_loras >= self.max_loras, f"at least max_loras ({self.max_loras})"
-        _require(fits, "max_cpu_loras", least, self.max_cpu_loras)
+        require_setting(fits, "max_cpu_loras", least, self.max_cpu_loras)
         for name, given in (
             ("adapter_root", self.adapter_root is not None),
             ("lora_modules", bool(self.lora_paths)),
@@ -326,21 +308,6 @@ class EngineConfig:
         if len(self.lora_paths) > self.max_cpu_loras:
             raise ConfigurationError(f"lora_modules are {len(self.lora_paths)}, and max_cpu_loras {self.max_cpu_loras}")
 
-    def _check_hosts(self) -> None:
-        _require(self.num_processes >= 1, "num_processes", "at least 1", self.num_processes)
-        numbered = 0 <= self.process_id < self.num_processes
-        _require(numbered, "process_id", f"0 to {self.num_processes - 1}, below num_processes", self.process_id)
-        address, several = self.coordinator_address, self.num_processes > 1
-        if several == (address is None):
-            raise ConfigurationError(
-                "coordinator_address and num_processes go together: with several hosts give both on each, and with one neither"
-            )
-        host, _, port = (address or "localhost:1").rpartition(":")
-        named = bool(host) and port.isdecimal() and 0 < int(port) < 2**16
-        _require(named, "coordinator_address", "process 0's HOST:PORT", address)
-        if several and self.staged_readiness:
-            raise ConfigurationError("staged_readiness is for one host: leave it out, or num_processes")
-
 
 def directory_of(model: str | None) -> Path:
     """The directory of a model that has one; ``demo`` and ``demo_draft`` are ours where no other
@@ -349,61 +316,3 @@ def directory_of(model: str | None) -> Path:
         return DEMO_MODEL
     ours = {shipped.name: shipped for shipped in (DEMO_MODEL, DEMO_DRAFT_MODEL)}
     return Path(model) if Path(model).is_dir() else ours.get(model, Path(model))
-
-
-class _LoraModule(msgspec.Struct, forbid_unknown_fields=True):
-    """One of ``lora_modules`` as JSON, in vLLM's form."""
-
-    name: str
-    path: str
-
-
-def _lora_module(given: str) -> tuple[str, str]:
-    """The name and the path, either empty if it has none. Raises ConfigurationError."""
-    if not given.lstrip().startswith("{"):
-        name, _, path = given.partition("=")
-        return name, path
-    try:
-        module = msgspec.json.decode(given, type=_LoraModule)
-    except msgspec.DecodeError as error:
-        raise ConfigurationError(f"lora_modules: {given}: {error}") from error
-    return module.name, module.path
-
-
-def _weight(given: str) -> tuple[str, float]:
-    client, equals, weight = given.rpartition("=")
-    if not (equals and client and 0 < float(weight) < math.inf):
-        raise ValueError(given)
-    return client, float(weight)
-
-
-class ServingLimits(msgspec.Struct, frozen=True):
-    """What a request is checked against, and filled up with, before it becomes a Sequence."""
-
-    max_model_len: int
-    """Tokens of prompt and output together: the model's, the operator's or the pool's limit."""
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    page_size: int | None = None
-    """Tokens in a page, the block size of prefix hashes; None without prefix caching."""
-    default_sampling_params: dict[str, Any] = {}
-    """The model's own values of SamplingParams, for requests that leave them out.
-
-    ``max_tokens`` among them is a limit of every request, as in vLLM.
-    """
-    max_num_seqs: int = 1
-    """Sequences that run at once."""
-    num_speculative_tokens: int = 0
-    """Drafts that a sequence has in a step at most."""
-    prompt_lookup: tuple[int, int] | None = None
-    """The fewest and the most tokens of the n-grams that are its drafts; None with other drafts."""
-
-    def __post_init__(self) -> None:
-        count = len(self.eos_token_ids)
-        if count > MAX_EOS_TOKEN_IDS:
-            raise ConfigurationError(f"the model has {count} end tokens, and {MAX_EOS_TOKEN_IDS} are most")
-
-
-def _require(holds: bool, name: str, allowed: str, given: object) -> None:
-    if not holds:
-        raise ConfigurationError(f"{name} must be {allowed}, not {given}")

@@ -12,7 +12,6 @@ from typing import Any
 from caching.page_manager import HBMPageManager
 from engine.adapters.adapter import Adapter, AdapterError, AdapterStatus
 from engine.adapters.reader import AdapterReader
-from engine.config import ServingLimits
 from engine.device_errors import DeviceError
 from engine.failures import MAX_FAILURES_IN_A_ROW, Failures
 from engine.live.live_weights import LiveWeights
@@ -22,6 +21,7 @@ from engine.live.weight_source import WeightSource
 from engine.metrics.engine_stats import EngineStats
 from engine.metrics.histogram import Histogram
 from engine.metrics.step_log import StepLog
+from engine.request_limits import ServingLimits
 from engine.scheduling.constraints.awaited_masks import AwaitedMasks
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.preemption import PreemptionLog

@@ -4,6 +4,12 @@ A message or body is checked against these numbers before any work is done for i
 the model (its vocabulary, its context) are checked where the model is known.
 """
 
+from typing import Any
+
+import msgspec
+
+from engine.errors import ConfigurationError
+
 MAX_MESSAGE_BYTES = 4 * 2**20
 """The largest message accepted, enough for a million token ids. A larger one is an error."""
 MAX_DEPTH = 64
@@ -63,3 +69,32 @@ MAX_TEMPLATE_SECONDS = 1.0
 """CPU time of a chat template that renders one conversation."""
 MAX_ERROR_LENGTH = 500
 """Characters of an error message. What it quotes may be as long as a message."""
+MAX_EOS_TOKEN_IDS = 32
+"""Ids that may end a model's output; known models have less than a quarter as many."""
+
+
+class ServingLimits(msgspec.Struct, frozen=True):
+    """What a request is checked against, and filled up with, before it becomes a Sequence."""
+
+    max_model_len: int
+    """Tokens of prompt and output together: the model's, the operator's or the pool's limit."""
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    page_size: int | None = None
+    """Tokens in a page, the block size of prefix hashes; None without prefix caching."""
+    default_sampling_params: dict[str, Any] = {}
+    """The model's own values of SamplingParams, for requests that leave them out.
+
+    ``max_tokens`` among them is a limit of every request, as in vLLM.
+    """
+    max_num_seqs: int = 1
+    """Sequences that run at once."""
+    num_speculative_tokens: int = 0
+    """Drafts that a sequence has in a step at most."""
+    prompt_lookup: tuple[int, int] | None = None
+    """The fewest and the most tokens of the n-grams that are its drafts; None with other drafts."""
+
+    def __post_init__(self) -> None:
+        count = len(self.eos_token_ids)
+        if count > MAX_EOS_TOKEN_IDS:
+            raise ConfigurationError(f"the model has {count} end tokens, and {MAX_EOS_TOKEN_IDS} are most")

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from driver.errors import DriverStopped
 from driver.request import ActiveRequest, ReturnSample, Usage
-from engine.config import ServingLimits
 from engine.metrics.engine_stats import EngineStats
+from engine.request_limits import ServingLimits
 from ipc.client import Client
 from ipc.connection import session
 from ipc.errors import ConnectionLost

@@ -13,11 +13,11 @@ from loading import load
 
 from caching.page_manager import HBMPageManager
 from engine.adapters.slot_arrays import WRITE_ADAPTER, AdapterSizes
-from engine.config import ServingLimits
 from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.oengine import oEngine
+from engine.request_limits import ServingLimits
 from engine.sampling.needs import Need
 from engine.sampling_params import SamplingParams
 from engine.scheduling.adapter_slots import AdapterSlots

@@ -23,10 +23,9 @@ from driver.request import (
     Usage,
 )
 from engine.adapters.adapter import Adapter
-from engine.config import ServingLimits
 from engine.hub.roots import Root
 from engine.live.weight_source import WeightSource
-from engine.request_limits import MAX_MESSAGE_BYTES
+from engine.request_limits import MAX_MESSAGE_BYTES, ServingLimits
 from ipc.process.logs import set_level
 from ipc.server.driver_protocol import Driver
 from ipc.server.zmq_server import Server

@@ -12,11 +12,11 @@ import numpy as np
 
 from driver.text.conversation import Chat
 from engine.adapters.adapter import Adapter, AdapterError
-from engine.config import ServingLimits
 from engine.device_errors import DeviceError
 from engine.errors import ConfigurationError
 from engine.live.weight_source import WeightArrays, WeightSource
 from engine.metrics.engine_stats import EngineStats
+from engine.request_limits import ServingLimits
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus, TokenLogprobs
 from engine.step.timing.step_times import step_histograms
 

@@ -11,7 +11,7 @@ from driver.grammars.compiler import LAST, GrammarCompiler
 from driver.grammars.constraint import GrammarConstraint
 from driver.grammars.matcher_pool import Allowance
 from driver.text.tokenizer import HuggingFaceTokenizer
-from engine.config import ServingLimits
+from engine.request_limits import ServingLimits
 from engine.scheduling.constraints.awaited_masks import select
 from engine.structured_outputs import StructuredOutputsParams
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from caching.page_manager import SINK_PAGE, HBMPageManager
-from engine.config import ServingLimits
 from engine.device_errors import DeviceError, device_errors
 from engine.oengine import oEngine
+from engine.request_limits import ServingLimits
 from engine.sampling.needs import Need
 from engine.sampling_params import SamplingParams
 from engine.scheduling.estimates.growth_reserve import GrowthReserve

@@ -16,8 +16,8 @@ from test_scheduler import build_scheduler, build_sequence, land
 
 from caching.cache_groups import CacheGroups
 from caching.page_manager import HBMPageManager
-from engine.config import ServingLimits
 from engine.oengine import oEngine
+from engine.request_limits import ServingLimits
 from engine.scheduling.constraints import awaited_masks
 from engine.scheduling.constraints.awaited_masks import AwaitedMasks
 from engine.scheduling.constraints.late_samples import MOST_KEPT

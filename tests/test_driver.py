@@ -14,8 +14,8 @@ from fakes import EOS, VOCAB_SIZE, FakeEngine, FakeTokenizer
 from driver.errors import DriverStopped, DuplicateRequest, Overloaded
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, ReturnSample, Usage
-from engine.config import MAX_EOS_TOKEN_IDS
 from engine.errors import ConfigurationError
+from engine.request_limits import MAX_EOS_TOKEN_IDS
 from engine.scheduling.sequence import SequenceStatus
 
 

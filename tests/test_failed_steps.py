@@ -12,11 +12,11 @@ from test_oengine import ThirdOfTokens, no_patience  # noqa: F401 - a fixture
 
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_manager import HBMPageManager
-from engine.config import ServingLimits
 from engine.device_errors import DeviceError
 from engine.mesh import one_device
 from engine.models.model_config import read_model_config
 from engine.oengine import oEngine
+from engine.request_limits import ServingLimits
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence

@@ -8,7 +8,6 @@ import pytest
 from checkpoints import LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, SIZES, VARIANTS
 
 from caching.attention.spec import AttentionSpec
-from engine.config import MAX_EOS_TOKEN_IDS
 from engine.errors import ConfigurationError
 from engine.models.family_names import FAMILIES, check_family, named_families
 from engine.models.feed_forward import GatedSpec
@@ -16,6 +15,7 @@ from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.model_config import families_in, read_model_config
 from engine.models.spec import BlockSpec, ModelSpec, RopeSpec
 from engine.models.weights.opening import check_weights
+from engine.request_limits import MAX_EOS_TOKEN_IDS
 from engine.sampling.logit_bias import bias_of
 from engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 from engine.scheduling.sequence import Sequence

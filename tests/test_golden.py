@@ -23,11 +23,11 @@ from caching.attention.xla_latents import XLALatentAttention
 from caching.page_manager import HBMPageManager
 from caching.tpu.tpu_chip import CHIPS
 from caching.tpu.tpu_kernels import LATENTS, PALLAS
-from engine.config import ServingLimits
 from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.oengine import oEngine
+from engine.request_limits import ServingLimits
 from engine.sampling.needs import Need
 from engine.sampling_params import SamplingParams
 from engine.scheduling.prefixes.sequence_states import SequenceStates

@@ -9,7 +9,7 @@ from driver.errors import InternalError
 from driver.grammars.compiler import LAST, GrammarCompiler, GrammarRefused
 from driver.grammars.protocol import GrammarJob
 from driver.text.json_schema import without_additional_properties
-from engine.config import ServingLimits
+from engine.request_limits import ServingLimits
 from engine.structured_outputs import StructuredOutputsParams
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from caching.cache_groups import CacheGroups
 from caching.metadata import pages_for
 from caching.page_manager import HBMPageManager
-from engine.config import ServingLimits
 from engine.device_errors import DeviceError
 from engine.oengine import oEngine
+from engine.request_limits import ServingLimits
 from engine.sampling.sampler import NO_TOKEN
 from engine.sampling.sampler_inputs import PARAMETERS
 from engine.sampling_params import SamplingParams

@@ -17,8 +17,7 @@ from driver.prepare_inputs import PrepareInputs
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
 from driver.stages.safe_thread import SafeThread
 from driver.thread_messages import Admit
-from engine.config import ServingLimits
-from engine.request_limits import MAX_PROMPT_LOGPROBS, MAX_SEED
+from engine.request_limits import MAX_PROMPT_LOGPROBS, MAX_SEED, ServingLimits
 from engine.scheduling.sequence import Sequence
 
 LIMITS = ServingLimits(max_model_len=32, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,), page_size=4)

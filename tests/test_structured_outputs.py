@@ -30,8 +30,9 @@ from driver.odriver import oDriver
 from driver.request import ActiveRequest, ReturnSample
 from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.build import build, build_engine
-from engine.config import EngineConfig, ServingLimits
+from engine.config import EngineConfig
 from engine.oengine import oEngine
+from engine.request_limits import ServingLimits
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.runner import eSurgeRunner

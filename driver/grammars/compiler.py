@@ -26,8 +26,7 @@ from driver.grammars.protocol import (
 from driver.grammars.workers import Answer, Worker, WorkerLost, Workers
 from driver.text.json_schema import check_json, without_additional_properties
 from driver.text.tokenizer import HuggingFaceTokenizer
-from engine.config import ServingLimits
-from engine.request_limits import MAX_GRAMMAR_BYTES
+from engine.request_limits import MAX_GRAMMAR_BYTES, ServingLimits
 from engine.structured_outputs import StructuredOutputsParams
 
 COMPILE_SECONDS = 5.0

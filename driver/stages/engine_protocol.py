@@ -5,11 +5,11 @@ from collections.abc import Sequence as ListOf
 from typing import Protocol
 
 from engine.adapters.adapter import Adapter
-from engine.config import ServingLimits
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import WeightSource
 from engine.metrics.engine_stats import EngineStats
 from engine.metrics.histogram import Histogram
+from engine.request_limits import ServingLimits
 from engine.scheduling.sequence import Sequence, SequenceOutput
 
 

@@ -11,8 +11,8 @@ from driver.text.conversation import Chat, check_encodable, checked_chat, hold_t
 from driver.text.least_tokens import LeastTokens
 from driver.text.token_bytes import token_bytes
 from driver.text.tokenizer_files import loadable
-from engine.config import ServingLimits
 from engine.errors import ConfigurationError
+from engine.request_limits import ServingLimits
 
 SLACK = 8
 """Times the model's context that a prompt may have which is to be cut: all of it is tokenised."""

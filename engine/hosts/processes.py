@@ -21,9 +21,9 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 import jax
 import numpy as np
 
-from engine.config import Hosts
 from engine.device_errors import acquire_devices
 from engine.errors import ConfigurationError, HostsError
+from engine.hosts.hosts import Hosts
 from engine.hosts.other_processes import StageHere
 from engine.hosts.remote_weights import RemoteProcess, Staged
 from engine.live.staging import StagedWeights

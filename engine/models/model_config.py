@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from engine.config import MAX_EOS_TOKEN_IDS
 from engine.errors import ConfigurationError
 from engine.models.family import SUPPORTED_VALUES, Family, Wrapper
 from engine.models.family_names import FAMILIES, unsupported
@@ -21,6 +20,7 @@ from engine.models.requirements import UnsupportedError, require, require_one_of
 from engine.models.spec import ModelSpec
 from engine.models.weights.published.formats import KEYS, published_format
 from engine.models.weights.sources import HEAD, read_json, stored_names
+from engine.request_limits import MAX_EOS_TOKEN_IDS
 
 TIED = "tie_word_embeddings"
 """Beside a ``text_config`` it counts, not within. If it is not there, the weights decide."""

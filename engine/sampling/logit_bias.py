@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from engine.config import MAX_EOS_TOKEN_IDS
-from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS
+from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_EOS_TOKEN_IDS, MAX_STOP_TOKEN_IDS
 from engine.sampling.logit_floors import NOT_ALLOWED, REMOVED
 from engine.sampling.new_tokens import NewTokens
 from engine.scheduling.sequence import Sequence

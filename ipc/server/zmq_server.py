@@ -8,9 +8,8 @@ which answers them.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.config import ServingLimits
 from engine.hub.roots import Root
-from engine.request_limits import MAX_MESSAGE_BYTES
+from engine.request_limits import MAX_MESSAGE_BYTES, ServingLimits
 from ipc.server.client_table import Clients
 from ipc.server.control import Control, Reloading
 from ipc.server.driver_protocol import Driver

@@ -15,12 +15,13 @@ import msgspec
 from prometheus_client.registry import Collector
 
 from driver.request import ReturnSample
-from engine.config import EngineConfig, ServingLimits
+from engine.config import EngineConfig
 from engine.cpu_libraries import start_loading
 from engine.errors import ConfigurationError
 from engine.hub.roots import Root
 from engine.hub.small_files import vocabulary_file
 from engine.progress import Progress
+from engine.request_limits import ServingLimits
 from engine.speculation.speculative_config import SpeculativeConfig
 from ipc.server.driver_protocol import Driver
 from ipc.service import device_choice

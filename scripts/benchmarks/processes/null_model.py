@@ -24,9 +24,10 @@ from caching.paged_attention_cache import PagedAttentionCache
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, ReturnSample
 from driver.text.tokenizer import HuggingFaceTokenizer
-from engine.config import DEMO_MODEL, ServingLimits
+from engine.config import DEMO_MODEL
 from engine.mesh import one_device
 from engine.oengine import oEngine
+from engine.request_limits import ServingLimits
 from engine.sampling.sampler_inputs import NUM_FIELDS
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import InferenceScheduler
