@@ -23,28 +23,22 @@ from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed
 from ipc.wire.addresses import client_address, control_address
 from ipc.wire.codec import encode
 from ipc.wire.keys import client_key
-from ipc.wire.messages import (
+from ipc.wire.messages import AdaptersReply, Error, ListAdapters, MetricsReply, Ok, RequestsReply, StatusReply
+from ipc.wire.operations import (
     AbortRequest,
-    AdaptersReply,
     AskedMessage,
     Drain,
-    Error,
-    ListAdapters,
     ListRequests,
     LoadAdapter,
     LogLevel,
     Metrics,
-    MetricsReply,
-    Ok,
     Pause,
     Profile,
     Reload,
-    RequestsReply,
     ResetPrefixCache,
     Resume,
     Sleep,
     Status,
-    StatusReply,
     UnloadAdapter,
     UpdateWeights,
     Wake,

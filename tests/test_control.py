@@ -27,7 +27,8 @@ from ipc.process.logs import OURS
 from ipc.sockets.tenants import EVERYBODY, Tenant
 from ipc.wire.addresses import control_address
 from ipc.wire.keys import Limits
-from ipc.wire.messages import PROTOCOL_VERSION, Error, Generate, Hello, Ping, Pong, Status, StatusReply
+from ipc.wire.messages import PROTOCOL_VERSION, Error, Generate, Hello, Ping, Pong, StatusReply
+from ipc.wire.operations import Status
 
 ROOT = Path(__file__).parent.parent
 

@@ -40,18 +40,8 @@ from ipc.server.control import Control
 from ipc.server.delivery import Delivery
 from ipc.server.stream import SampleStream
 from ipc.wire.addresses import control_address
-from ipc.wire.messages import (
-    Abort,
-    Credit,
-    Detokenize,
-    Done,
-    Error,
-    Generate,
-    Metrics,
-    Status,
-    Tokenize,
-    TokenizerInfo,
-)
+from ipc.wire.messages import Abort, Credit, Detokenize, Done, Error, Generate, Tokenize, TokenizerInfo
+from ipc.wire.operations import Metrics, Status
 
 Break = Callable[[Any, str], None]
 

@@ -15,15 +15,8 @@ from driver.errors import DriverError, InvalidRequest
 from driver.request import ActiveRequest
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.wire.addresses import control_address
-from ipc.wire.messages import (
-    CREDITS,
-    PING_INTERVAL,
-    PROTOCOL_VERSION,
-    SILENCE_LIMIT,
-    ClientMessage,
-    ControlMessage,
-    ServerMessage,
-)
+from ipc.wire.messages import CREDITS, PING_INTERVAL, PROTOCOL_VERSION, SILENCE_LIMIT, ClientMessage, ServerMessage
+from ipc.wire.operations import ControlMessage
 
 DOCUMENT = (Path(__file__).parent.parent / "ipc" / "PROTOCOL.md").read_text()
 CONVERSATIONS = re.findall(r"^```hex (work|control)\n(.*?)^```$", DOCUMENT, flags=re.DOTALL | re.MULTILINE)

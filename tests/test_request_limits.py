@@ -18,7 +18,8 @@ from driver.odriver import oDriver
 from driver.text.json_schema import check_json
 from engine import request_limits as limits
 from ipc.wire.codec import MessageError, decode_client_message, decode_control_message, encode
-from ipc.wire.messages import AbortRequest, Done, Error, Generate, Token
+from ipc.wire.messages import Done, Error, Generate, Token
+from ipc.wire.operations import AbortRequest
 
 DOCUMENT = (Path(__file__).parent.parent / "ipc" / "PROTOCOL.md").read_text()
 USER = {"role": "user", "content": "x"}

@@ -28,7 +28,7 @@ from ipc.control_client import ControlClient
 from ipc.errors import RequestFailed
 from ipc.gateway.access.callers import Callers
 from ipc.server.weight_uploads import IDLE_LIMIT, WeightUploads
-from ipc.wire.messages import WeightChunk
+from ipc.wire.operations import WeightChunk
 
 PATIENCE = 300
 ARRAYS = {

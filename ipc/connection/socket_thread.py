@@ -23,17 +23,7 @@ from ipc.wire.bell import Bell
 from ipc.wire.codec import encode
 from ipc.wire.completion import Message
 from ipc.wire.keys import ClientKey
-from ipc.wire.messages import (
-    Abort,
-    AdaptersReply,
-    Credit,
-    Done,
-    Error,
-    Generate,
-    Token,
-    TokenizerInfoReply,
-    Welcome,
-)
+from ipc.wire.messages import Abort, AdaptersReply, Credit, Done, Error, Generate, Token, TokenizerInfoReply, Welcome
 
 logger = logging.getLogger(__name__)
 

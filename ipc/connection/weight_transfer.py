@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from engine.live.weight_source import SHARED_MEMORY, SharedArray
-from ipc.wire.messages import WeightChunk
+from ipc.wire.operations import WeightChunk
 
 IPC = "ipc://"
 CHUNK_BYTES = 2 * 2**20

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ipc.wire.messages import TRACEPARENT
+from ipc.wire.fields import TRACEPARENT
 
 logger = logging.getLogger(__name__)
 

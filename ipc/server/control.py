@@ -26,35 +26,37 @@ from ipc.server.weight_uploads import WeightUploads
 from ipc.sockets.tenants import EVERYBODY, Tenant
 from ipc.wire.codec import decode_control_message, read
 from ipc.wire.messages import (
-    AbortRequest,
-    ControlMessage,
-    Drain,
     Error,
     Hello,
     ListAdapters,
+    MetricsReply,
+    Ok,
+    Ping,
+    Pong,
+    RequestsReply,
+    ServerMessage,
+    StatusReply,
+    Welcome,
+)
+from ipc.wire.operations import (
+    AbortRequest,
+    ControlMessage,
+    Drain,
     ListRequests,
     LoadAdapter,
     LogLevel,
     Metrics,
-    MetricsReply,
-    Ok,
     Pause,
-    Ping,
-    Pong,
     Profile,
     Reload,
-    RequestsReply,
     ResetPrefixCache,
     Resume,
-    ServerMessage,
     Sleep,
     Status,
-    StatusReply,
     UnloadAdapter,
     UpdateWeights,
     Wake,
     WeightChunk,
-    Welcome,
 )
 
 LateCommand = (

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from driver.errors import InvalidRequest, Overloaded
 from engine.errors import ConfigurationError
 from engine.models.weights.sources import read_dtype
-from ipc.wire.messages import WeightChunk
+from ipc.wire.operations import WeightChunk
 
 IDLE_LIMIT = 60.0
 """Seconds without a message after which an upload gives way to another client's."""

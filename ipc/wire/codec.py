@@ -8,8 +8,10 @@ from msgspec import Struct
 
 from driver.errors import shortened
 from engine.request_limits import MAX_MESSAGE_BYTES
+from ipc.wire.fields import RequestId
 from ipc.wire.form import NO_MESSAGE, check_message
-from ipc.wire.messages import ClientMessage, ControlMessage, Error, Hello, RequestId, ServerMessage
+from ipc.wire.messages import ClientMessage, Error, Hello, ServerMessage
+from ipc.wire.operations import ControlMessage
 
 Message = TypeVar("Message")
 

@@ -18,10 +18,11 @@ import zmq
 
 from ipc.client import Client
 from ipc.errors import OdriverError
-from ipc.wire import codec, messages
+from ipc.wire import codec, operations
 from ipc.wire.addresses import control_address
 from ipc.wire.codec import MessageError
-from ipc.wire.messages import PROTOCOL_VERSION, Abort, Credit, Generate, Hello, LogLevel, Ping, Pong, Status
+from ipc.wire.messages import PROTOCOL_VERSION, Abort, Credit, Generate, Hello, Ping, Pong
+from ipc.wire.operations import LogLevel, Status
 from scripts.benchmarks.endurance.generated import ask_by_http, ask_by_zeromq
 from scripts.benchmarks.figures.figure import Figure, figure
 from scripts.benchmarks.host import NULL_DAEMON
@@ -47,7 +48,7 @@ SEEDS = [
         Ping(),
         Pong(),
         Status("s"),
-        messages.AbortRequest("t", "00:a"),
+        operations.AbortRequest("t", "00:a"),
         LogLevel("u", "info"),
     )
 ]
