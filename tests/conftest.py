@@ -85,9 +85,14 @@ settings.register_profile("many", max_examples=300, deadline=None)
 settings.load_profile("few")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of ours."""
+    parser.addoption("--compile-as-served", action="store_true", help="compile as the daemon does, not quickly")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test file is imported."""
-    os.environ["XLA_FLAGS"] = QUICK if "not thorough" in config.getoption("markexpr") else ""
+    os.environ["XLA_FLAGS"] = "" if config.getoption("compile_as_served") else QUICK
     os.environ["XLA_FLAGS"] = xla_flags(devices=2)
     if getattr(config.option, "numprocesses", None):  # or else each of the workers would compile the CPU's kernels
         with suppress(KernelsUnavailable):

@@ -10,8 +10,8 @@ QUICK = (
     "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
 )
 """Less than half the time to compile, which is most of what an engine's tests take: no optimisation, a function is not cut into
-parts for more threads than there are cores, and fusions are written without the passes of MLIR. scripts/test --all compiles as
-the daemon does."""
+parts for more threads than there are cores, and fusions are written without the passes of MLIR. scripts/test --all compiles
+what is not thorough as the daemon does."""
 
 
 def xla_flags(devices: int = 1) -> str:
