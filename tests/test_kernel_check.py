@@ -113,7 +113,9 @@ class WrongAttention:
         table = view.table
         if self.fault == "raises":
             raise NotImplementedError("no such instruction\nat all")
-        if self.fault == "scale":
+        if self.fault == "sinks":
+            inputs = replace(inputs, sinks=None)
+        elif self.fault == "scale":
             spec = replace(spec, scale=1.02 * spec.scale)
         elif self.fault == "window":
             spec = replace(spec, window=2**20)
@@ -126,12 +128,26 @@ class WrongAttention:
         pages, out = CPUAttention()(spec, view, inputs)
         if self.fault == "unwritten":
             pages = view.pages
+        if self.fault == "unwritten when decoding":
+            pages = jnp.where(table.cu_q_lens[1] == 1, view.pages, pages)
         if self.fault == "NaN":
             out = out.at[0, 0, 0].set(jnp.nan)
         return pages, out
 
 
-@pytest.mark.parametrize("fault", ["scale", "window", "a key too few", "cap", "another row's page", "unwritten", "NaN"])
+FAULTS = (
+    "scale",
+    "window",
+    "a key too few",
+    "cap",
+    "another row's page",
+    "unwritten",
+    "unwritten when decoding",
+    "NaN",
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_kernel_is_found_out(fault):
     """Whatever it does wrong: what it scores, which keys it sees, what it writes."""
     error = error_of(WrongAttention(fault), SPECS[1])
@@ -208,6 +224,31 @@ def test_a_wrong_matrix_product_is_replaced_by_xla(directory, monkeypatch):
     assert "products with float32 differ from numpy's by 0.01" in (product_fault() or "")
     assert (served.backend.layout, served.backend.attention) == (Layout.AXES, CPUAttention())
     assert served.backend.replaced == ("matrix product",) and not served.backend.skips_padding
+
+
+@pytest.mark.parametrize("wrong", range(3))
+def test_no_number_is_a_fault_in_whichever_product(monkeypatch, wrong):
+    """Of all rows, of one alone, or of experts'."""
+    right = kernel_check._products
+
+    def products(*given):
+        results = list(right(*given))
+        results[wrong] = results[wrong].at[0, 0].set(jnp.nan)
+        return tuple(results)
+
+    monkeypatch.setattr(kernel_check, "_products", products)
+
+    assert "products with float32 differ from numpy's by nan" in (product_fault() or "")
+
+
+@pytest.mark.usefixtures("checks_anew")
+@pytest.mark.parametrize("has_sinks", [True, False])
+def test_a_model_with_sinks_has_them_in_its_trial(directory, tmp_path, monkeypatch, has_sinks):
+    """A kernel that leaves them out serves those without."""
+    monkeypatch.setattr(backend_choice, "CPUAttention", lambda: WrongAttention("sinks"))
+    model = build_checkpoint(tmp_path, "gpt_oss") if has_sinks else directory
+
+    assert serve(model).backend.replaced == (("attention",) if has_sinks else ())
 
 
 @pytest.mark.usefixtures("checks_anew")

@@ -1,8 +1,8 @@
 """The plain twin of the attention kernels, and how far a kernel is from it on this machine.
 
-The twin is in numpy, and knows keys and values but no pages. A kernel gets two steps: two prompts,
-then a token of the first beside more of the second. So pages that are written in one step are read
-in the next, several to a row, by rows of both kinds.
+The twin is in numpy, and knows keys and values but no pages. A kernel gets three steps: two prompts,
+a token of the first beside more of the second, and a token more of both. So pages that are written
+in one step are read in the next, several to a row, by rows of both kinds.
 """
 
 from collections.abc import Callable
@@ -85,8 +85,13 @@ def largest_error(
     window, chunk = (reach and min(reach, longest) for reach in (spec.window, spec.chunk))
     spec = replace(spec, window=window, chunk=chunk)
     first, second = 2 * size + 3, size - 1
-    steps = ((Row(0, first, (3, 1, 5)), Row(0, second, (2, 4))), (Row(first, 1, (3, 1, 5)), Row(second, size, (2, 4))))
-    pool = replace(one_page, num_layers=1, num_pages=6, stacked=False)
+    one, other = (3, 1, 5, 6), (2, 4)
+    steps = (
+        (Row(0, first, one), Row(0, second, other)),
+        (Row(first, 1, one), Row(second, size, other)),
+        (Row(first + 1, 1, one), Row(second + size, 1, other)),
+    )
+    pool = replace(one_page, num_layers=1, num_pages=7, stacked=False)
     trial = _Trial(kernel, spec, heads, pool.dtype, 4 * size)
     # allocated memory may hold what an earlier trial wrote, and so hide that a kernel writes nothing
     pages = jnp.zeros_like(allocate(pool).layers[0])

@@ -70,7 +70,8 @@ def trial_of(
     model = partition.model
     mixers = [block.mixer for block in model.blocks if isinstance(block.mixer, SelfAttentionSpec)]
     num_heads = max((mixer.num_heads for mixer in mixers), default=0)
-    heads = Heads(num_heads // partition.devices, partition.kv_heads_each, model.head_dim, dtype)
+    sinks = any(mixer.sinks for mixer in mixers)
+    heads = Heads(num_heads // partition.devices, partition.kv_heads_each, model.head_dim, dtype, sinks)
     reading = [] if reader is None else [self_attention(block) for block in reader.blocks]
     specs = tuple(dict.fromkeys(mixer.scores for mixer in (*mixers, *reading)))
     return Trial(backend, backend.one_page(partition, page_size, kv_dtype), specs, heads)
@@ -139,7 +140,7 @@ def product_fault() -> str | None:
     )
     for (name, (weight, scale, _, _)), results in zip(weights.items(), found, strict=True):
         expected = x.astype(np.float64) @ weight.astype(np.float64).T * scale
-        error = max(np.abs(np.asarray(result) - expected[: len(result)]).max() for result in results)
+        error = np.max([np.abs(np.asarray(result) - expected[: len(result)]).max() for result in results])  # NaN of any
         if not error <= EXACT:
             return f"products with {name} differ from numpy's by {error:.3g}, more than {EXACT:g}"
     return None
