@@ -20,7 +20,8 @@ Send = Callable[[bytes, ServerMessage], Sent]
 MAX_UNSENT = 1000
 """Answers held for a client that asks and does not read. One that asks for more is cut off."""
 SENT_AT_ONCE = 64
-"""Answers, and turns of streams, that one call of ``look`` sends of what has waited for room."""
+"""Messages that one call of ``look`` sends of what has waited for room, and as many as a stream has
+credit beyond."""
 
 
 class Delivery:
@@ -86,12 +87,14 @@ class Delivery:
             if self._num_left <= 0:
                 self._with_room[client] = None
                 return
-            self._num_left -= 1
             if client.unsent:
+                self._num_left -= 1
                 self._send_first(client)
             else:
                 _, stream = client.turns.popitem(last=False)
+                num_sent = stream.num_sent
                 self._send_stream(client, stream, now)
+                self._num_left -= max(1, stream.num_sent - num_sent)
 
     def forget(self, client: ConnectedClient) -> None:
         """The client is dropped: nothing that waits will be sent."""

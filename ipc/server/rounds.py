@@ -7,6 +7,8 @@ from ipc.wire.messages import PING_INTERVAL
 
 LOOKED_AFTER_AT_ONCE = 64
 """Clients, at 5 us each, so that nobody waits for that."""
+LATE = 3
+"""Intervals without a call, of which there may be nearly two, that are no silence of the clients."""
 
 
 class Rounds:
@@ -37,7 +39,7 @@ class Rounds:
             return []
         seconds, self._at = now - self._at, now
         due = min(1.0, seconds / PING_INTERVAL)
-        if seconds > 2 * PING_INTERVAL:
+        if seconds > LATE * PING_INTERVAL:
             self.present_since, due = now, 0.0
         count = max(min(len(clients), LOOKED_AFTER_AT_ONCE), math.ceil(len(clients) * due))
         taken = self._take(count)
