@@ -306,7 +306,7 @@ _Item = (
 
 
 def _source(item: _Item) -> tuple[str, str]:
-    """Client and request id of an item; where the client is not known, the id twice."""
+    """Client and request id of an item. Operators are one client, and where it is not known, it is the id."""
     match item:
         case Admit(opened=opened):
             return opened.request.source
@@ -315,8 +315,8 @@ def _source(item: _Item) -> tuple[str, str]:
         case Finished(sequence_id=sequence_id) | _Overdue(sequence_id=sequence_id):
             return sequence_id, sequence_id
         case ProfileEngine(request_id=request_id) | ResetPrefixCache(request_id=request_id):
-            return request_id, request_id
+            return "", request_id
         case AddAdapter(adapter=Adapter(uid=uid)) | RemoveAdapter(uid=uid):
             return "", f"adapter {uid}"
         case _Changed(change=change):
-            return change.request_id, change.request_id
+            return "", change.request_id

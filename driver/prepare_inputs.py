@@ -114,7 +114,8 @@ class PrepareInputs:
     def _handle(self, request: PreparableRequest) -> None:
         try:
             if isinstance(request, TokenizerRequest):
-                self._tokenizer_requests.pop(request.request_id, None)
+                if self._tokenizer_requests.get(request.request_id) is request:  # or it is another's of the same id
+                    del self._tokenizer_requests[request.request_id]
                 request.channel.put(answer_tokenizer(request, self._tokenizer, self._limits))
             else:
                 self._prepare(request)

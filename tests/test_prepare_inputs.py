@@ -379,6 +379,21 @@ def test_an_abort_in_the_queue_is_honoured_at_once(holding: tuple[Stage, Holding
     assert not stage.stage.withdraw(held) and not stage.stage.withdraw_tokenizer_request("asked")
 
 
+def test_a_question_in_a_threads_hands_does_not_take_the_place_of_a_later_one_of_its_id(
+    holding: tuple[Stage, HoldingTokenizer],
+) -> None:
+    """Its client said hello again meanwhile, and the later one can be aborted."""
+    stage, _ = holding
+    first, second = (TokenizerRequest(request_id="same", channel=stage.outcomes, prompt="x") for _ in range(2))
+    stage.stage.submit(first)
+    assert stage.stage.withdraw_tokenizer_request("same")
+    stage.stage.submit(second)
+
+    stage.stage._handle(first)
+
+    assert stage.stage.withdraw_tokenizer_request("same")
+
+
 def test_what_one_request_raises_ends_that_request_alone(holding: tuple[Stage, HoldingTokenizer]) -> None:
     """It hears "internal", as does who asks the tokenizer, and the next one is admitted."""
     stage, _ = holding

@@ -191,6 +191,19 @@ def test_who_comes_and_goes_leaves_nothing_behind() -> None:
     assert serve(waiting, 2) == ["a", "b"]
 
 
+def test_so_it_is_where_each_is_another_client() -> None:
+    """None of whom is ever given anything."""
+    waiting = WaitingQueue()
+    waiting.add(build_sequence("a", "a"))
+    for number in range(9000):
+        waiting.add(build_sequence(str(number), f"client {number}"))
+        waiting.remove(str(number))
+
+    (level,) = waiting._levels.values()
+    assert len(level._counters) < 3 * REMEMBERED
+    assert serve(waiting, 1) == ["a"]
+
+
 def test_users_have_the_turns_again_of_those_that_were_passed_by() -> None:
     """Who is passed by comes back in front of its user's others, and its user in front of the client's."""
     waiting = WaitingQueue()

@@ -44,7 +44,7 @@ class AdapterLoader:
         self._answers: BoundedQueue[DriverError | None] = BoundedQueue(1)
         """The execution thread's to an AddAdapter."""
         self._stage: Stage[LoadAdapter | UnloadAdapter] = Stage(
-            "load adapters", self._handle, self._fail, lambda command: (command.request_id, command.request_id)
+            "load adapters", self._handle, self._fail, lambda command: ("", command.request_id)
         )
 
     def load_first(self, modules: Mapping[str, str], add: Callable[[Adapter], None]) -> None:

@@ -140,8 +140,6 @@ class ClientTurns:
     def charge(self, client: str, tokens: float) -> None:
         """The client was given so many tokens for its weight."""
         self._count(client, max(self._counters.get(client, 0.0), self._reached) + tokens)
-        if len(self._counters) > 2 * (len(self._clients) + REMEMBERED):
-            self._forget()
 
     def _next_client(self) -> str:
         while True:
@@ -153,6 +151,8 @@ class ClientTurns:
     def _count(self, client: str, counter: float) -> None:
         self._counters.pop(client, None)  # so that the order is that of the last change
         self._counters[client] = counter
+        if len(self._counters) > 2 * (len(self._clients) + REMEMBERED):
+            self._forget()
         if client in self._clients:
             heapq.heappush(self._heap, (counter, next(self._turns), client))
             if len(self._heap) > 2 * (len(self._clients) + REMEMBERED):
