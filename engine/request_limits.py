@@ -69,7 +69,7 @@ MAX_TEMPLATE_SECONDS = 1.0
 """CPU time of a chat template that renders one conversation."""
 MAX_ERROR_LENGTH = 500
 """Characters of an error message. What it quotes may be as long as a message."""
-MAX_EOS_TOKEN_IDS = 32
+MOST_EOS_TOKEN_IDS = 32
 """Ids that may end a model's output; known models have less than a quarter as many."""
 
 
@@ -96,5 +96,5 @@ class ServingLimits(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         count = len(self.eos_token_ids)
-        if count > MAX_EOS_TOKEN_IDS:
-            raise ConfigurationError(f"the model has {count} end tokens, and {MAX_EOS_TOKEN_IDS} are most")
+        if count > MOST_EOS_TOKEN_IDS:
+            raise ConfigurationError(f"the model has {count} end tokens, and {MOST_EOS_TOKEN_IDS} are most")

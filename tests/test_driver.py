@@ -15,7 +15,7 @@ from driver.errors import DriverStopped, DuplicateRequest, Overloaded
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, ReturnSample, Usage
 from engine.errors import ConfigurationError
-from engine.request_limits import MAX_EOS_TOKEN_IDS
+from engine.request_limits import MOST_EOS_TOKEN_IDS
 from engine.scheduling.sequence import SequenceStatus
 
 
@@ -130,7 +130,7 @@ def test_the_tokenizers_end_token_ends_the_text_too() -> None:
 def test_more_end_tokens_than_can_be_hidden_are_refused() -> None:
     """The model's and the tokenizer's together."""
     engine, tokenizer = FakeEngine(), FakeTokenizer()
-    engine.limits = msgspec.structs.replace(engine.limits, eos_token_ids=tuple(range(MAX_EOS_TOKEN_IDS)))
+    engine.limits = msgspec.structs.replace(engine.limits, eos_token_ids=tuple(range(MOST_EOS_TOKEN_IDS)))
     tokenizer.eos_token_ids = (100,)
 
     with pytest.raises(ConfigurationError, match="33 end tokens, and 32 are most"):

@@ -15,7 +15,7 @@ from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.model_config import families_in, read_model_config
 from engine.models.spec import BlockSpec, ModelSpec, RopeSpec
 from engine.models.weights.opening import check_weights
-from engine.request_limits import MAX_EOS_TOKEN_IDS
+from engine.request_limits import MOST_EOS_TOKEN_IDS
 from engine.sampling.logit_bias import bias_of
 from engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 from engine.scheduling.sequence import Sequence
@@ -242,7 +242,7 @@ def test_eos_ids_that_cannot_be_served_are_refused(tmp_path: Path, ids: list[int
 
 def test_as_many_stop_ids_as_a_model_and_a_request_may_have_are_hidden() -> None:
     """With min_tokens, the largest number of each."""
-    stops = frozenset(range(MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS))
+    stops = frozenset(range(MAX_STOP_TOKEN_IDS + MOST_EOS_TOKEN_IDS))
     sequence = Sequence("a", [1], SamplingParams(min_tokens=2), stops, 4, seed=0)
 
     assert set(bias_of(sequence, 500).hidden_ids.tolist()) == stops

@@ -20,7 +20,7 @@ from engine.models.requirements import UnsupportedError, require, require_one_of
 from engine.models.spec import ModelSpec
 from engine.models.weights.published.formats import KEYS, published_format
 from engine.models.weights.sources import HEAD, read_json, stored_names
-from engine.request_limits import MAX_EOS_TOKEN_IDS
+from engine.request_limits import MOST_EOS_TOKEN_IDS
 
 TIED = "tie_word_embeddings"
 """Beside a ``text_config`` it counts, not within. If it is not there, the weights decide."""
@@ -138,5 +138,5 @@ def _eos_token_ids(directory: Path, config: _Eos) -> tuple[int, ...]:
     """Those of ``generation_config.json`` and of ``config.json``."""
     ids = tuple(dict.fromkeys((*read_generation_config(directory).eos_token_ids, *ids_of(config.eos_token_id))))
     require(min(ids, default=0) >= 0, f"eos_token_id has {min(ids, default=0)}, which is no token")
-    require(len(ids) <= MAX_EOS_TOKEN_IDS, f"eos_token_id has {len(ids)} ids, and {MAX_EOS_TOKEN_IDS} are most")
+    require(len(ids) <= MOST_EOS_TOKEN_IDS, f"eos_token_id has {len(ids)} ids, and {MOST_EOS_TOKEN_IDS} are most")
     return ids

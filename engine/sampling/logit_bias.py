@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_EOS_TOKEN_IDS, MAX_STOP_TOKEN_IDS
+from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS, MOST_EOS_TOKEN_IDS
 from engine.sampling.logit_floors import NOT_ALLOWED, REMOVED
 from engine.sampling.new_tokens import NewTokens
 from engine.scheduling.sequence import Sequence
@@ -21,7 +21,7 @@ from engine.vocabulary import WHOLE, Vocabulary
 
 MAX_BANS = 2 * MAX_BAD_WORDS
 """Bad words of several tokens, each with and without the space before it."""
-MAX_HIDDEN = MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
+MAX_HIDDEN = MAX_STOP_TOKEN_IDS + MOST_EOS_TOKEN_IDS
 """Ids that end a sequence: the request's, and the model's."""
 RECENT = MAX_BAD_WORD_TOKENS - 1
 ANY = -1
