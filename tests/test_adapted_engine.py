@@ -34,13 +34,17 @@ OTHER_BACKENDS = {
 }
 """By its name: the backend, devices, and the variants with which thorough runs try it; those of all others are exhaustive."""
 
+SHOWN_BY_OTHERS = ("gemma2", "qwen3_5", "qwen3_moe")
+"""Variants of whose kernels other variants have all: exhaustive on the CPU's as well."""
+
 
 def backends():
     """Each variant on the CPU's kernels, and on every other backend."""
     yield pytest.param(("llama2", None, 1), id="llama2")
     for variant in ADAPTERS:
         if variant != "llama2":
-            yield pytest.param((variant, None, 1), id=f"{variant}-kernels", marks=pytest.mark.thorough)
+            mark = pytest.mark.exhaustive if variant in SHOWN_BY_OTHERS else pytest.mark.thorough
+            yield pytest.param((variant, None, 1), id=f"{variant}-kernels", marks=mark)
         for name, (backend, devices, some) in OTHER_BACKENDS.items():
             if variant != "deepseek_v3" or backend is XLA:
                 mark = pytest.mark.thorough if variant in some else pytest.mark.exhaustive

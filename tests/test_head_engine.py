@@ -88,7 +88,6 @@ OTHERS = {
 }
 WHOLE = {name: case for name, case in CASES.items() if case[0] in ("whole vocabulary", "assistant", *PREDICTORS)}
 SOME = (
-    "pages on the host",
     "two devices",
     "a layer of DeepSeek, pages on the host",
     "an assistant",
