@@ -156,6 +156,7 @@ class ExecutionLoop:
                 item.channel.put(self._profile(item))
             case ResetPrefixCache(request_id=request_id, channel=channel):
                 count = self._engine.reset_prefix_cache()
+                self.stats = self._engine.stats()  # whoever hears of it may ask for them next
                 channel.put(done(request_id, f"the prefix cache is empty: {count} pages are forgotten"))
             case AddAdapter():
                 self._add_adapter(item)
@@ -234,6 +235,7 @@ class ExecutionLoop:
         except AdapterError as refusal:
             message.done(InvalidRequest(str(refusal)))
         else:
+            self.stats = self._engine.stats()
             message.done(None)
 
     def _admit(self, message: Admit) -> None:

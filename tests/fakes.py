@@ -210,6 +210,7 @@ class FakeEngine:
             has_weights=self.has_weights,
             awaits_weights=self.were_arrays and not self.has_weights,
             weight_version=self.weight_version,
+            pages_cached=self.num_kept_pages,
         )
 
     def _dispatch(self) -> list[tuple[Sequence, list[int]]]:

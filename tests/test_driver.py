@@ -258,3 +258,21 @@ def test_status_counts_what_is_open() -> None:
     assert (status.open_requests, status.running, status.uptime_seconds > 0) == (0, 0, True)
     assert status.steps > 10
     assert driver.status().seconds_since_progress == 0
+
+
+def test_who_hears_that_the_prefix_cache_is_empty_finds_it_so_in_the_status() -> None:
+    """At once: the status is of the moment after."""
+    engine = FakeEngine()
+    engine.num_kept_pages = 3
+    seen: list[int] = []
+
+    class Asking(Listener):
+        def put(self, sample: ReturnSample) -> None:
+            seen.append(driver.status().pages_cached)
+            super().put(sample)
+
+    with build_driver(engine) as driver:
+        driver.reset_prefix_cache("r", channel := Asking())
+
+        assert list(channel)[-1].error is None
+    assert seen == [0]
