@@ -5,6 +5,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import msgspec
 
@@ -142,6 +143,13 @@ class ExecutionLoop:
         return None if at == math.inf else max(0.0, at - self._clock())
 
     def _handle(self, item: "_Item") -> None:
+        answer = self._do(item)
+        # first: whoever is answered may ask for the state at once
+        self.stats = self._engine.stats()
+        answer()
+
+    def _do(self, item: "_Item") -> Callable[[], None]:
+        """Does what an item asks for; returns what tells who waits for it."""
         match item:
             case Admit():
                 self._admit(item)
@@ -153,18 +161,18 @@ class ExecutionLoop:
             case _Overdue(sequence_id=sequence_id):
                 self._end(sequence_id, "timeout")
             case ProfileEngine():
-                item.channel.put(self._profile(item))
+                return partial(item.channel.put, self._profile(item))
             case ResetPrefixCache(request_id=request_id, channel=channel):
                 count = self._engine.reset_prefix_cache()
-                self.stats = self._engine.stats()  # whoever hears of it may ask for them next
-                channel.put(done(request_id, f"the prefix cache is empty: {count} pages are forgotten"))
+                text = f"the prefix cache is empty: {count} pages are forgotten"
+                return partial(channel.put, done(request_id, text))
             case AddAdapter():
-                self._add_adapter(item)
+                return partial(item.done, self._add_adapter(item.adapter))
             case RemoveAdapter(uid=uid):
                 self._engine.remove_adapter(uid)
             case _Changed(change=change, answer=answer):
-                change.channel.put(answer)
-        self.stats = self._engine.stats()
+                return partial(change.channel.put, answer)
+        return lambda: None
 
     def _fail(self, item: "_Item", error: DriverError) -> None:
         """Ends the request of an item by the summary thread, which knows whether it is open."""
@@ -229,14 +237,13 @@ class ExecutionLoop:
             return error_sample(command.request_id, InvalidRequest(str(refusal)))
         return done(command.request_id, directory)
 
-    def _add_adapter(self, message: AddAdapter) -> None:
+    def _add_adapter(self, adapter: Adapter) -> DriverError | None:
+        """Returns why the engine refuses it."""
         try:
-            self._engine.add_adapter(message.adapter)
+            self._engine.add_adapter(adapter)
         except AdapterError as refusal:
-            message.done(InvalidRequest(str(refusal)))
-        else:
-            self.stats = self._engine.stats()
-            message.done(None)
+            return InvalidRequest(str(refusal))
+        return None
 
     def _admit(self, message: Admit) -> None:
         request, params = message.opened.request, message.opened.params

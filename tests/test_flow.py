@@ -437,29 +437,18 @@ def test_clients_with_room_take_turns() -> None:
 def test_a_turn_counts_messages_and_not_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of these has as many messages as it has credit, which are sent together."""
     monkeypatch.setattr("ipc.server.stream.MAX_PART_BYTES", 200)
-    driver, sent, room = FakeDriver(), list[bytes](), [0]
-
-    def send(identity: bytes, message: ServerMessage) -> Sent:
-        del message
-        if not room[0]:
-            return Sent.FULL
-        sent.append(identity)
-        return Sent.AWAY
-
-    clients = Clients(driver, WELCOME, box := Outbox(Bell()), send)
-    clients.hear(b"one", [encode(Hello(PROTOCOL_VERSION))], now=0.0)
+    wire = full_wire()
     for number in range(SENT_AT_ONCE):
-        clients.hear(b"one", [encode(Generate(str(number), prompt=[1]))], now=0.0)
-        driver.say(driver.take(), "x", [1] * 8)
-    for reply, sample in box.take():
+        wire.driver.say(wire.open(str(number)), "x", [1] * 8)
+    for reply, sample in wire.outbox.take():
         likely = [{1: Logprob(-1.0, 1)} for _ in sample.token_ids]
-        clients.deliver(reply, msgspec.structs.replace(sample, logprobs=likely), now=0.0)
-    room[0] = 1
-    clients.has_room(b"one")
+        wire.clients.deliver(reply, msgspec.structs.replace(sample, logprobs=likely), now=0.0)
+    wire.room = 10_000
+    wire.clients.has_room(b"c")
 
-    clients.look(now=0.0)
+    wire.clients.look(now=0.0)
 
-    assert SENT_AT_ONCE <= len(sent) < SENT_AT_ONCE + CREDITS
+    assert SENT_AT_ONCE <= len(wire.read()) < SENT_AT_ONCE + CREDITS
 
 
 @pytest.mark.parametrize("how", ["gone", "aborted", "anew"])
