@@ -60,9 +60,22 @@ def test_a_packed_kernel_gives_what_the_plain_one_gives(rows, out):
     np.testing.assert_allclose(actual, expected.reshape(rows, *out) + np.asarray(bias[...]), atol=1e-4)
 
 
-def test_a_row_is_the_same_to_the_bit_in_any_batch():
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_more_inputs_than_are_multiplied_at_once(dtype):
+    """A panel that comes in pieces, not all of one size, gives what the plain kernel gives, over few rows and many."""
+    kernel, x = build_kernel(2501, 2 * WIDTH, dtype=dtype), build_rows(40, 2501)
+
+    expected = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
+
+    for rows in (1, 5, 9, 40):
+        product = jax.jit(linear)(x[:rows], pack(kernel), None, None)
+        np.testing.assert_allclose(product, expected[:rows], atol=1e-3)
+
+
+@pytest.mark.parametrize("depth", [300, 2501])
+def test_a_row_is_the_same_to_the_bit_in_any_batch(depth):
     """What a row gets does not depend on how many there are beside it."""
-    kernel, x = pack(build_kernel(300, 100)), build_rows(600, 300)
+    kernel, x = pack(build_kernel(depth, 100)), build_rows(600, depth)
     product = jax.jit(linear)
 
     whole = np.asarray(product(x, kernel, None, None))

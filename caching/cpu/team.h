@@ -15,23 +15,38 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 namespace odriver {
 
 constexpr auto kPatience = std::chrono::microseconds(200);  // longer than the gaps within a step
 
-// Tasks 0 to count - 1, each done once by whoever takes it.
+// Tasks 0 to count - 1, each done once. A thread has a share of them, one after the other, so that it reads on where it was;
+// then it helps the others with theirs.
 struct Loop {
+  struct alignas(64) Share {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
+
   const std::function<void(int64_t)>& body;
-  const int64_t count;
-  std::atomic<int64_t> next{0}, done{0};
+  std::vector<Share> shares;
+  std::atomic<int64_t> done{0};
 
-  Loop(const std::function<void(int64_t)>& body, int64_t count) : body(body), count(count) {}
+  Loop(const std::function<void(int64_t)>& body, int64_t count, int threads) : body(body), shares(threads) {
+    for (int64_t thread = 0; thread < threads; ++thread) {
+      shares[thread].next.store(thread * count / threads, std::memory_order_relaxed);
+      shares[thread].end = (thread + 1) * count / threads;
+    }
+  }
 
-  void work() {
-    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
-      body(task);
-      done.fetch_add(1, std::memory_order_release);
+  void work(int thread) {
+    for (size_t other = 0; other < shares.size(); ++other) {
+      Share& share = shares[(thread + other) % shares.size()];
+      for (int64_t task; (task = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
+        body(task);
+        done.fetch_add(1, std::memory_order_release);
+      }
     }
   }
 };
@@ -42,7 +57,7 @@ class Team {
     cpu_set_t cores;
     const bool known = sched_getaffinity(0, sizeof cores, &cores) == 0;
     size_ = known ? CPU_COUNT(&cores) : static_cast<int>(std::thread::hardware_concurrency());
-    for (int helper = 1; helper < size_; ++helper) std::thread([this] { help(); }).detach();
+    for (int helper = 1; helper < size_; ++helper) std::thread([this, helper] { help(helper); }).detach();
   }
 
   // The threads, the caller's among them.
@@ -50,9 +65,9 @@ class Team {
 
   // Works on the loop until all its tasks are done. A helper that comes late finds none left and does not touch the body.
   void run(const std::function<void(int64_t)>& body, int64_t count) {
-    auto loop = std::make_shared<Loop>(body, count);
+    auto loop = std::make_shared<Loop>(body, count, size_);
     if (count > 1) post(loop);
-    loop->work();
+    loop->work(0);
     while (loop->done.load(std::memory_order_acquire) < count) std::this_thread::yield();
   }
 
@@ -66,7 +81,7 @@ class Team {
     if (asleep_.load(std::memory_order_acquire)) wake_.notify_all();
   }
 
-  void help() {
+  void help(int thread) {
     for (int64_t seen = 0;;) {
       seen = await_other_than(seen);
       std::shared_ptr<Loop> loop;
@@ -74,7 +89,7 @@ class Team {
         const std::lock_guard<std::mutex> held(mutex_);
         loop = loop_;
       }
-      loop->work();
+      loop->work(thread);
     }
   }
 

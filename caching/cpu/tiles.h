@@ -119,8 +119,10 @@ struct Columns {
   void read(int64_t k, int first, Vector* row) const {
     for (int v = 0; v < kAtOnce; ++v) row[v] = load(begin[first + v] + k * stride);
   }
-  __attribute__((always_inline)) void fetch(int64_t k) const {
-    for (int v = 0; v < vectors; ++v) __builtin_prefetch(ahead[v] + k * stride);
+  auto fetch_from(int64_t) const {
+    return [this](int64_t k) __attribute__((always_inline)) {
+      for (int v = 0; v < vectors; ++v) __builtin_prefetch(ahead[v] + k * stride);
+    };
   }
 };
 
@@ -128,8 +130,9 @@ struct Columns {
 template <int rows, bool prefetch, typename Right>
 inline __attribute__((always_inline)) void accumulate(const float* x, int64_t x_stride, const Right& right, int64_t begin,
                                                       int64_t end, Vector (&sums)[rows][Right::kVectors]) {
+  auto fetch = right.fetch_from(begin);
   for (int64_t k = begin; k < end; ++k) {
-    if (prefetch) right.fetch(k);
+    if (prefetch) fetch(k);
     for (int first = 0; first < Right::kVectors; first += Right::kAtOnce) {
       Vector columns[Right::kAtOnce];
       right.read(k, first, columns);

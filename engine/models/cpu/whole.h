@@ -45,8 +45,9 @@ inline void read_row(const Quad8* from, Integers* row) {
 template <int rows, bool prefetch, typename Right>
 inline __attribute__((always_inline)) void accumulate(const Digits& x, const Right& right, int64_t begin, int64_t end,
                                                       Integers (&sums)[rows][Right::kVectors][kParts]) {
+  auto fetch = right.fetch_from(begin);
   for (int64_t k = begin; k < end; ++k) {
-    if (prefetch) right.fetch(k);
+    if (prefetch) fetch(k);
     for (int first = 0; first < Right::kVectors; first += kPanelVectors) {  // panel by panel, or registers do not suffice
       Integers columns[kPanelVectors];
       right.read(k, first, columns);
@@ -83,6 +84,7 @@ constexpr int64_t kQuadsOfHalves = 8;  // whose products with 4 bits a sum of 16
 template <int rows, bool prefetch, typename Right>
 inline __attribute__((always_inline)) void accumulate(const Digits& x, const Right& right, int64_t begin, int64_t end,
                                                       Integers (&sums)[rows][Right::kVectors][kParts]) {
+  auto fetch = right.fetch_from(begin);
   for (int64_t from = begin; from < end; from += kQuadsOfHalves)
     for (int first = 0; first < Right::kVectors; first += kPanelVectors) {
       Integers halves[rows][kPanelVectors][kDigits];
@@ -90,7 +92,7 @@ inline __attribute__((always_inline)) void accumulate(const Digits& x, const Rig
         for (int digit = 0; digit < kDigits; ++digit)
           for (int v = 0; v < kPanelVectors; ++v) halves[row][v][digit] = Integers{};
       for (int64_t k = from; k < std::min(end, from + kQuadsOfHalves); ++k) {
-        if (prefetch && first == 0) right.fetch(k);
+        if (prefetch && first == 0) fetch(k);
         Integers columns[kPanelVectors];
         right.read(k, first, columns);
         for (int row = 0; row < rows; ++row)
@@ -152,35 +154,39 @@ inline void tile_of(int64_t count, const Digits& x, const Right& right, float* o
     tile_of<prefetch, Right, rows - 1>(count, x, right, out, out_stride);
 }
 
-// For any number of rows, cut into tiles as even as can be; the first tile fetches ahead for the others.
-template <typename Right>
-void product(const Digits& x, const Right& right, float* out, int64_t rows, int64_t out_stride) {
-  constexpr int64_t at_once = kTileRows<Right::kVectors>;
-  const int64_t tiles = (rows + at_once - 1) / at_once;
-  for (int64_t row = 0, left = tiles; left > 0; --left) {
-    const int64_t count = (rows - row + left - 1) / left;
-    if (row == 0)
-      tile_of<true>(count, x, right, out, out_stride);
-    else
-      tile_of<false>(count, x.from(row), right, out + row * out_stride, out_stride);
-    row += count;
-  }
+// out[rows, columns] = x[rows, depth] @ a panel, of which `next` is read then.
+template <typename Stored, typename Scales>
+void multiply_panel(const Digits& x, const Panels<1, Stored, Scales>& panel, const void* next, int64_t row_bytes, float* out,
+                    int64_t rows, int64_t width) {
+  constexpr int64_t at_once = kTileRows<kPanelVectors>;
+  const PanelOfTiles<Stored, Scales> tiles(panel, next, row_bytes, rows, at_once);
+  tiles.for_each(rows, [&](int64_t row, int64_t count, const auto& right, auto fetches) {
+    tile_of<fetches.value>(count, x.from(row), right, out + row * width, width);
+  });
 }
 
 // As for floats (panels.h).
 template <int panels, typename Stored, typename Scales>
 void multiply(const Digits& x, const Kernels<Stored, Scales>& kernels, int64_t panel, int64_t next, float* out, int64_t rows,
               int64_t width, int64_t columns) {
+  if (columns < panels * kPanelWidth) {
+    const PanelsOfTile<panels, Stored, Scales> right(kernels, panel, next);
+    for (int64_t row = 0; row < rows; ++row) {
+      float whole[panels * kPanelWidth];
+      tile<1, true>(x.from(row), right, whole, 0);
+      std::copy(whole, whole + columns, out + row * width);
+    }
+  } else if constexpr (panels > 1) {
+    tile_of<true>(rows, x, PanelsOfTile<panels, Stored, Scales>(kernels, panel, next), out, width);
+  } else {
+    const Panels<1, Stored, Scales> packed(kernels, panel);
+    const void* then = kernels.panel(next);
 #if !defined(__AVX512VNNI__)
-  if constexpr (panels == 1 && std::is_same_v<Stored, Quad4>)
-    if (rows > kRowsOfNarrow) return multiply<1>(x, read_once<Quad4Read, Integers>(kernels, panel), 0, 0, out, rows, width, columns);
+    if constexpr (std::is_same_v<Stored, Quad4>)
+      if (rows > kRowsOfNarrow)
+        return multiply_panel(x, read_once<Quad4Read, Integers>(packed), then, packed.kRowBytes, out, rows, width);
 #endif
-  const Panels<panels, Stored, Scales> right(kernels, panel, next);
-  if (columns == panels * kPanelWidth) return product(x, right, out, rows, width);
-  for (int64_t row = 0; row < rows; ++row) {
-    float whole[panels * kPanelWidth];
-    tile<1, true>(x.from(row), right, whole, 0);
-    std::copy(whole, whole + columns, out + row * width);
+    multiply_panel(x, packed, then, packed.kRowBytes, out, rows, width);
   }
 }
 
