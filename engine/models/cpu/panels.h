@@ -103,12 +103,12 @@ struct Panels {
 
 // Panels for one tile. `next` is read after them; it is fetched meanwhile.
 template <int panels, typename Stored, typename Scales>
-struct PanelsOfTile : Panels<panels, Stored, Scales> {
+struct PanelsOfOneTile : Panels<panels, Stored, Scales> {
   using Whole = Panels<panels, Stored, Scales>;
   static constexpr int64_t kAhead = kAheadBytes / panels / Whole::kRowBytes;  // rows
   const int64_t to_next;  // from one of the last `kAhead` rows, the elements to what is fetched with it
 
-  PanelsOfTile(const Kernels<Stored, Scales>& kernels, int64_t first, int64_t next)
+  PanelsOfOneTile(const Kernels<Stored, Scales>& kernels, int64_t first, int64_t next)
       : Whole(kernels, first), to_next(kernels.panel(next) - this->begin + (kAhead - kernels.depth) * Whole::kRow) {}
 
   // Without the attribute gcc finds that it computes nothing, and leaves it out.
@@ -126,14 +126,14 @@ struct PanelsOfTile : Panels<panels, Stored, Scales> {
 // A panel, or a piece of one, for several tiles. What is read next is as many rows of `row_bytes` from `next` on; each tile
 // fetches its part of them, so that memory is read all the time.
 template <typename Stored, typename Scales>
-struct PanelOfTiles : Panels<1, Stored, Scales> {
+struct SharedPanel : Panels<1, Stored, Scales> {
   using Whole = Panels<1, Stored, Scales>;
   static constexpr int64_t kLines = Whole::kRowBytes > kLineBytes ? 2 : 1;  // fetched with each row
   const int64_t tiles, fetching;
   const char* next;
   int64_t part, step, stream;  // bytes: of a stream for each tile, within a stream, and from a line to that of the other stream
 
-  PanelOfTiles(const Whole& whole, const void* next, int64_t row_bytes, int64_t rows, int64_t rows_of_tile)
+  SharedPanel(const Whole& whole, const void* next, int64_t row_bytes, int64_t rows, int64_t rows_of_tile)
       : Whole(whole),
         tiles((rows + rows_of_tile - 1) / rows_of_tile),
         fetching(std::min(tiles, kTilesThatFetch)),
@@ -164,7 +164,7 @@ struct PanelOfTiles : Panels<1, Stored, Scales> {
   // Calls multiply(first, rows, right, whether it fetches) for each tile of all rows, which are as even as can be.
   template <typename Multiply>
   void for_each(int64_t rows, const Multiply& multiply) const {
-    PanelOfTiles right = *this;
+    SharedPanel right = *this;
     for (int64_t row = 0, left = tiles; left > 0; --left, right.next += part) {
       const int64_t count = (rows - row + left - 1) / left;
       tiles - left < fetching ? multiply(row, count, right, std::true_type{}) : multiply(row, count, right, std::false_type{});
@@ -206,7 +206,7 @@ void multiply_piece(const float* x, int64_t x_stride, const Panels<1, Stored, Sc
     if (rows > kRowsOfNarrow)
       return multiply_piece(x, x_stride, read_once<float, Vector>(piece), next, row_bytes, out, rows, width, add);
   constexpr int64_t at_once = kMaxSums / kPanelVectors;
-  const PanelOfTiles<Stored, Scales> tiles(piece, next, row_bytes, rows, at_once);
+  const SharedPanel<Stored, Scales> tiles(piece, next, row_bytes, rows, at_once);
   tiles.for_each(rows, [&](int64_t row, int64_t count, const auto& right, auto fetches) {
     tile_of<fetches.value>(count, x + row * x_stride, x_stride, right, piece.depth, out + row * width, width, add);
   });
@@ -219,14 +219,14 @@ void multiply(const Floats& x, const Kernels<Stored, Scales>& kernels, int64_t p
               int64_t width, int64_t columns) {
   const int64_t depth = kernels.depth;
   if (columns < panels * kPanelWidth) {
-    const PanelsOfTile<panels, Stored, Scales> right(kernels, panel, next);
+    const PanelsOfOneTile<panels, Stored, Scales> right(kernels, panel, next);
     for (int64_t row = 0; row < rows; ++row) {
       float whole[panels * kPanelWidth];
       tile<1, true>(x.begin + row * depth, depth, right, depth, whole, 0, false);
       std::copy(whole, whole + columns, out + row * width);
     }
   } else if constexpr (panels > 1) {
-    tile_of<true>(rows, x.begin, depth, PanelsOfTile<panels, Stored, Scales>(kernels, panel, next), depth, out, width, false);
+    tile_of<true>(rows, x.begin, depth, PanelsOfOneTile<panels, Stored, Scales>(kernels, panel, next), depth, out, width, false);
   } else {
     const Panels<1, Stored, Scales> whole(kernels, panel);
     const int64_t most = kPieceBytes / sizeof(float) / kPanelWidth, pieces = (depth + most - 1) / most;

@@ -159,7 +159,7 @@ template <typename Stored, typename Scales>
 void multiply_panel(const Digits& x, const Panels<1, Stored, Scales>& panel, const void* next, int64_t row_bytes, float* out,
                     int64_t rows, int64_t width) {
   constexpr int64_t at_once = kTileRows<kPanelVectors>;
-  const PanelOfTiles<Stored, Scales> tiles(panel, next, row_bytes, rows, at_once);
+  const SharedPanel<Stored, Scales> tiles(panel, next, row_bytes, rows, at_once);
   tiles.for_each(rows, [&](int64_t row, int64_t count, const auto& right, auto fetches) {
     tile_of<fetches.value>(count, x.from(row), right, out + row * width, width);
   });
@@ -170,14 +170,14 @@ template <int panels, typename Stored, typename Scales>
 void multiply(const Digits& x, const Kernels<Stored, Scales>& kernels, int64_t panel, int64_t next, float* out, int64_t rows,
               int64_t width, int64_t columns) {
   if (columns < panels * kPanelWidth) {
-    const PanelsOfTile<panels, Stored, Scales> right(kernels, panel, next);
+    const PanelsOfOneTile<panels, Stored, Scales> right(kernels, panel, next);
     for (int64_t row = 0; row < rows; ++row) {
       float whole[panels * kPanelWidth];
       tile<1, true>(x.from(row), right, whole, 0);
       std::copy(whole, whole + columns, out + row * width);
     }
   } else if constexpr (panels > 1) {
-    tile_of<true>(rows, x, PanelsOfTile<panels, Stored, Scales>(kernels, panel, next), out, width);
+    tile_of<true>(rows, x, PanelsOfOneTile<panels, Stored, Scales>(kernels, panel, next), out, width);
   } else {
     const Panels<1, Stored, Scales> packed(kernels, panel);
     const void* then = kernels.panel(next);
