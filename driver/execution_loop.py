@@ -45,6 +45,8 @@ from engine.scheduling.sequence import SequenceOutput
 
 COMMAND_PATIENCE = 600.0
 """Seconds that a command, such as to write a trace, may take before that is no progress."""
+MAX_MESSAGES = 256
+"""Handled between two steps, however fast they come: some 10 ms."""
 ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Buckets of vLLM's histogram of the same name."""
 
@@ -114,13 +116,13 @@ class ExecutionLoop:
             self._engine.close()
 
     def _handle_messages(self) -> bool:
-        """Handles all messages; if the engine is idle or paused, waits for one, or for a timeout.
-        False after Stop."""
+        """Handles messages; if the engine is idle or paused, waits for one, or for a timeout. False
+        after Stop."""
         idle = self._changes.paused or not self._engine.has_work
         if idle:
             self._progressed_at = None
         with suppress(queue.Empty):
-            while True:
+            for _ in range(MAX_MESSAGES):
                 message = self.inbox.get(block=idle, timeout=self._patience() if idle else None)
                 if idle:
                     idle, self._progressed_at = False, self._clock()

@@ -247,9 +247,10 @@ class oDriver:
         request = self._open_requests.find(request_id)
         if request is None:
             return self._prepare.withdraw_tokenizer_request(request_id)
-        request.aborted = True
-        if not self._prepare.withdraw(request):
-            self._execution.inbox.put(AbortSequences(request))
+        if not request.aborted:  # who says it again need not be heard again
+            request.aborted = True
+            if not self._prepare.withdraw(request):
+                self._execution.inbox.put(AbortSequences(request))
         return True
 
     def status(self) -> DriverStatus:

@@ -8,7 +8,7 @@ from fakes import FakeEngine, FakeTokenizer
 from test_driver import build_driver, submit, text_of
 
 from driver.odriver import oDriver
-from driver.request import Usage
+from driver.request import QueueChannel, Usage
 from engine.scheduling.sequence import SequenceStatus
 
 
@@ -73,6 +73,25 @@ def test_a_request_that_is_being_prepared_is_aborted() -> None:
 
     assert [(sample.finish_reason, sample.usage) for sample in samples] == [("abort", Usage(3, 0))]
     assert engine.steps == 0
+
+
+def test_an_abort_that_is_repeated_is_heard_once() -> None:
+    """While its request is prepared a client may say it thousands of times: the execution thread has other things to do."""
+    tokenizer, engine = HeldTokenizer(), FakeEngine()
+    heard = []
+    engine.finish = lambda sequence_id: bool(heard.append(sequence_id))  # type: ignore[method-assign]
+    driver = oDriver(engine, tokenizer)
+    driver.start()
+
+    submit(driver)
+    assert tokenizer.asked.wait(timeout=PATIENCE)
+    assert all(driver.abort("a") for _ in range(1000))
+    driver.reset_prefix_cache("later", channel := QueueChannel())
+    assert list(channel)[-1].error is None
+    tokenizer.let_go.set()
+    driver.stop("the test is over")
+
+    assert len(heard) < 4
 
 
 def test_a_request_that_is_queued_is_aborted() -> None:

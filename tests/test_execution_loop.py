@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from fake_driver import PATIENCE
 from fakes import FakeEngine
 
+from driver import execution_loop
 from driver.execution_loop import ExecutionLoop
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel
@@ -76,6 +78,16 @@ def test_everything_in_the_inbox_is_heard_before_a_step() -> None:
 
     assert said[-1] == StepOutputs([SequenceOutput("a", [97], "length"), SequenceOutput("b", [97], "length")])
     assert engine.steps == 2
+
+
+def test_messages_that_come_fast_do_not_keep_steps_from_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many there is a step, whatever waits."""
+    monkeypatch.setattr(execution_loop, "MAX_MESSAGES", 2)
+    engine = FakeEngine()
+
+    run_script(engine, [build_admit(max_tokens=9), *[Finished("unknown")] * 5])
+
+    assert engine.steps == 3
 
 
 def test_the_opening_of_a_request_precedes_its_tokens() -> None:
