@@ -153,9 +153,10 @@ class PrepareInputs:
         prompt_token_ids = self._prompt_token_ids(request.request, params)
         _check_prompt_logprobs(params.prompt_logprobs, len(prompt_token_ids))
         max_tokens = self._max_tokens(len(prompt_token_ids), params)
-        stop_token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else self._limits.eos_token_ids)
+        ends = frozenset(params.stop_token_ids).union(self._limits.eos_token_ids)
+        stop_token_ids = frozenset(params.stop_token_ids) if params.ignore_eos else ends
         bad_words = self._bad_word_token_ids(params.bad_words)
-        self._check_token_ids(params, stop_token_ids, bad_words)
+        self._check_token_ids(params, ends, bad_words)
         for index, token_ids in enumerate(request.request.resume_token_ids):
             self._check_in_vocabulary(f"resume_token_ids[{index}]", token_ids)
         if any(request.request.resume_token_ids[:1]):  # the client has them already
@@ -170,6 +171,7 @@ class PrepareInputs:
                 prompt_token_ids=prompt_token_ids,
                 params=params,
                 stop_token_ids=stop_token_ids,
+                ignored_token_ids=ends - stop_token_ids,
                 max_tokens=max_tokens,
                 seed=(seed + index) % (MAX_SEED + 1),
                 bad_word_token_ids=bad_words,
@@ -201,7 +203,7 @@ class PrepareInputs:
         return msgspec.json.encode([request.request.tenant, params.cache_salt, *adapter])
 
     def _check_token_ids(
-        self, params: SamplingParams, stop_token_ids: frozenset[int], bad_words: tuple[tuple[int, ...], ...]
+        self, params: SamplingParams, ends: frozenset[int], bad_words: tuple[tuple[int, ...], ...]
     ) -> None:
         self._check_in_vocabulary("stop_token_ids", params.stop_token_ids)
         self._check_in_vocabulary("logit_bias", list(params.logit_bias))
@@ -209,7 +211,7 @@ class PrepareInputs:
             return
         self._check_in_vocabulary("allowed_token_ids", params.allowed_token_ids)
         banned = {word[0] for word in bad_words if len(word) == 1}
-        hidden = stop_token_ids if params.min_tokens else frozenset()
+        hidden = ends if params.min_tokens else frozenset()
         if not set(params.allowed_token_ids) - banned - hidden:
             raise InvalidRequest(
                 "allowed_token_ids must have a token that bad_words do not ban, and with min_tokens one that does not"

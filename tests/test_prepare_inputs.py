@@ -182,6 +182,7 @@ def test_stop_token_ids_join_the_eos_ids(stage: Stage) -> None:
 
     assert both.stop_token_ids == {10, EOS}
     assert own.stop_token_ids == {10}
+    assert (both.ignored_token_ids, own.ignored_token_ids) == (set(), {EOS})
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,9 @@ class Sequence:
     stop_token_ids: frozenset[int]
     max_tokens: int
     seed: int
+    ignored_token_ids: frozenset[int] = frozenset()
+    """The model's EOS ids that do not end it: before ``params.min_tokens`` it has none of them
+    either, as in vLLM."""
     bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
     """Tokens that may not follow each other, of ``params.bad_words``."""
     client: str = ""
