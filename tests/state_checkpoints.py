@@ -1,5 +1,6 @@
 """Tiny models with layers that keep a state: their config.json, and the tensors that published checkpoints have."""
 
+import math
 from typing import Any
 
 from moe_checkpoints import Config, Shapes, attention_shapes, feed_forward_shapes, gated_shapes
@@ -70,6 +71,7 @@ NEMOTRON_H = {
     "ssm_state_size": 16,
     "conv_kernel": 3,
     "time_step_min": 0.4,
+    "time_step_limit": [0.0, math.inf],
     "layer_norm_epsilon": 1e-4,
     "mlp_hidden_act": "relu2",
     "n_routed_experts": 5,
@@ -97,6 +99,7 @@ STATE_VARIANTS: dict[str, tuple[int, Config]] = {
             **GRANITE_HYBRID,
             "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
             "num_local_experts": 0,
+            "num_experts_per_tok": 0,
             "position_embedding_type": "rope",
             "mamba_n_groups": 2,
             "mamba_proj_bias": True,

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from checkpoints import LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, SIZES, VARIANTS
 
@@ -13,6 +14,7 @@ from engine.models.family_names import FAMILIES, check_family, named_families
 from engine.models.feed_forward import GatedSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.model_config import families_in, read_model_config
+from engine.models.rope import inverse_frequencies
 from engine.models.spec import BlockSpec, ModelSpec, RopeSpec
 from engine.models.weights.opening import check_weights
 from engine.request_limits import MOST_EOS_TOKEN_IDS
@@ -182,6 +184,19 @@ def test_linear_scaling_stretches_the_context(tmp_path: Path, spelling: dict[str
     assert config.max_position == 160
 
 
+def test_llama3_scaling_may_have_no_band_between_its_two(tmp_path: Path) -> None:
+    """In Llama 4 Scout's one wavelength parts what is scaled from what is not."""
+    scout = {**LLAMA3_ROPE, "low_freq_factor": 2.0, "high_freq_factor": 2.0}
+    directory = build_model(tmp_path, rope_scaling={"rope_type": "llama3", **scout}, rope_theta=100.0)
+
+    rope = read_model_config(directory).blocks[0].mixer.rope
+
+    plain = inverse_frequencies(16, RopeSpec(theta=100.0), 64)
+    is_long = 2 * np.pi / plain > 32 / 2
+    np.testing.assert_allclose(inverse_frequencies(16, rope, 64), np.where(is_long, plain / 8, plain), rtol=1e-6)
+    assert 0 < is_long.sum() < len(plain)
+
+
 @pytest.mark.parametrize(("beside", "inside", "expected"), [(None, 32, 32), (16, 32, 16), (None, None, 64)])
 def test_llama3_finds_its_original_context(
     tmp_path: Path, beside: int | None, inside: int | None, expected: int
@@ -240,12 +255,14 @@ def test_eos_ids_that_cannot_be_served_are_refused(tmp_path: Path, ids: list[int
         read_model_config(build_model(tmp_path, eos_token_id=ids))
 
 
-def test_as_many_stop_ids_as_a_model_and_a_request_may_have_are_hidden() -> None:
-    """With min_tokens, the largest number of each."""
-    stops = frozenset(range(MAX_STOP_TOKEN_IDS + MOST_EOS_TOKEN_IDS))
-    sequence = Sequence("a", [1], SamplingParams(min_tokens=2), stops, 4, seed=0)
+@pytest.mark.parametrize("ignored", [0, MOST_EOS_TOKEN_IDS])
+def test_as_many_stop_ids_as_a_model_and_a_request_may_have_are_hidden(ignored: int) -> None:
+    """With min_tokens, the largest number of each, also where the model's do not end it."""
+    ids = range(MAX_STOP_TOKEN_IDS + MOST_EOS_TOKEN_IDS)
+    stops, others = frozenset(ids[ignored:]), frozenset(ids[:ignored])
+    sequence = Sequence("a", [1], SamplingParams(min_tokens=2), stops, 4, seed=0, ignored_token_ids=others)
 
-    assert set(bias_of(sequence, 500).hidden_ids.tolist()) == stops
+    assert set(bias_of(sequence, 500).hidden_ids.tolist()) == set(ids)
 
 
 def test_a_config_that_transformers_wrote_reads_the_same(tmp_path: Path) -> None:
@@ -301,8 +318,8 @@ def test_a_config_that_transformers_wrote_reads_the_same(tmp_path: Path) -> None
         ({"rope_scaling": {"rope_type": "linear"}}, "'linear' needs factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'llama3' needs low_freq_factor"),
         (
-            {"rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE, "low_freq_factor": 4.0}},
-            "low_freq_factor 4.0 must be below high_freq_factor 4.0",
+            {"rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE, "low_freq_factor": 4.5}},
+            "low_freq_factor 4.5 must not be above high_freq_factor 4.0",
         ),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ by layer type"),
         ({"rope_theta": 0}, "> 0.*rope_theta"),

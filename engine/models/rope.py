@@ -33,8 +33,9 @@ def inverse_frequencies(head_dim: int, rope: RopeSpec, longest: int) -> NDArray[
     elif rope.scaling == "llama3":
         wavelength = 2 * np.pi / inverse
         rotations = rope.original_max_position / wavelength
-        smooth = (rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-        smooth = np.clip(smooth, 0.0, 1.0)
+        band = rope.high_freq_factor - rope.low_freq_factor
+        above = rotations - rope.low_freq_factor
+        smooth = np.clip(above / band, 0.0, 1.0) if band else (above > 0).astype(np.float64)  # Llama 4 Scout has none
         inverse = (1 - smooth) * inverse / rope.factor + smooth * inverse
     elif rope.scaling == "yarn":
         slow = _slow_share(dim, rope)

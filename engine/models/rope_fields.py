@@ -109,7 +109,7 @@ class RopeReader:
             return RopeSpec(scaling=scaling, factor=rope.factor or 1)
         if scaling == "llama3":
             low, high = rope.low_freq_factor or 0, rope.high_freq_factor or 0
-            require(low < high, f"low_freq_factor {low} must be below high_freq_factor {high}")
+            require(low <= high, f"low_freq_factor {low} must not be above high_freq_factor {high}")
             return RopeSpec(10_000.0, scaling, rope.factor or 1, low, high, original)
         if scaling == "yarn":
             return RopeSpec(

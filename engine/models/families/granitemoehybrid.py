@@ -31,6 +31,7 @@ class GraniteHybridFields(GraniteMoeFields):
     """The family's own keys, with the defaults of transformers."""
 
     num_local_experts: int = 8
+    num_experts_per_tok: int = 2
     shared_intermediate_size: Count = 1024
     position_embedding_type: str | None = None
     mamba_n_heads: Count = 128
@@ -70,6 +71,7 @@ def granite_hybrid(fields: GraniteHybridFields) -> ModelSpec:
     """Without experts, the shared one is the feed-forward."""
     plain = msgspec.structs.replace(fields, layer_types=None)
     if fields.num_local_experts:
+        require(fields.num_experts_per_tok > 0, "num_experts_per_tok must be at least 1 of num_local_experts")
         model = granite_moe(plain)
         model = replace(model, tensors=(*TENSORS.items(), *model.tensors))
     else:

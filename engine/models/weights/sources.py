@@ -1,5 +1,6 @@
 """Sources of tensors: a Hugging Face model directory, or arrays in memory."""
 
+import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -208,12 +209,21 @@ def shard_names(directory: Path) -> list[str]:
 
 
 def read_json(path: Path, shape: type[Content]) -> Content:
-    """A JSON file as ``shape``. Raises ConfigurationError if it cannot be read as that."""
+    """A JSON file as ``shape``; as transformers writes it, it may have Infinity and NaN for numbers.
+
+    Raises ConfigurationError if it cannot be read as that.
+    """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=shape)
+        content = path.read_bytes()
+        try:
+            return msgspec.json.decode(content, type=shape)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            return msgspec.convert(json.loads(content), shape)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} cannot be read ({error}): download it again") from error
 
 
