@@ -1,15 +1,15 @@
 """Output of the driver's threads to the clients, until the socket thread takes it."""
 
-import math
 from collections import deque
-
-import msgspec
+from dataclasses import dataclass
 
 from driver.request import ReturnSample
 from ipc.wire.bell import Bell
 
 MAX_HELD_BYTES = 1 << 20
 """The longest unstreamed answer that is sent as one message; a longer one is sent in parts."""
+MAX_PART_BYTES = 1 << 18
+"""The approximate most bytes of samples that are joined into one message."""
 _TOKEN_BYTES, _LOGPROB_BYTES = 40, 250
 """The approximate bytes of a token, and of an entry of its logprobs, in memory."""
 
@@ -84,14 +84,25 @@ def num_bytes(sample: ReturnSample) -> int:
 
 
 def joined(samples: list[ReturnSample]) -> list[ReturnSample]:
-    """One sample for each output, the one with the last of them last."""
+    """As few samples for each output as are of about MAX_PART_BYTES, the one with the last of them
+    last. A token's text stays beside it, for who has the first of them alone."""
     if len(samples) <= 1:
         return samples
-    outputs: dict[int, list[ReturnSample]] = {}
+    outputs: dict[int, list[_Part]] = {}
     for sample in samples:
-        outputs.setdefault(sample.index, []).append(sample)
+        parts, size = outputs.setdefault(sample.index, []), num_bytes(sample)
+        if not parts or parts[-1].num_bytes + size > MAX_PART_BYTES:
+            parts.append(_Part([], 0))
+        parts[-1].samples.append(sample)
+        parts[-1].num_bytes += size
     outputs[samples[-1].index] = outputs.pop(samples[-1].index)
-    return [_one(pieces) for pieces in outputs.values()]
+    return [_one(part.samples) for parts in outputs.values() for part in parts]
+
+
+@dataclass
+class _Part:
+    samples: list[ReturnSample]
+    num_bytes: int
 
 
 def _one(pieces: list[ReturnSample]) -> ReturnSample:
@@ -111,37 +122,3 @@ def _one(pieces: list[ReturnSample]) -> ReturnSample:
         usage=last.usage,
         error=last.error,
     )
-
-
-def parts(sample: ReturnSample, max_bytes: int) -> list[ReturnSample]:
-    """A sample cut between tokens into parts of about ``max_bytes``; its text and its end come
-    with the last.
-
-    Without log-probabilities it is a few bytes a token on the wire and is not cut: a tokenizer's
-    answer stays whole.
-    """
-    count = min(len(sample.token_ids), math.ceil(num_bytes(sample) / max_bytes))
-    if count <= 1 or not sample.logprobs:
-        return [sample]
-    step = math.ceil(len(sample.token_ids) / count)
-    starts = range(0, len(sample.token_ids), step)
-    cut = [
-        ReturnSample(
-            request_id=sample.request_id,
-            index=sample.index,
-            token_ids=sample.token_ids[start : start + step],
-            logprobs=sample.logprobs[start : start + step],
-            prompt_logprobs=[] if start else sample.prompt_logprobs,
-        )
-        for start in starts
-    ]
-    cut[-1] = msgspec.structs.replace(
-        cut[-1],
-        text=sample.text,
-        finish_reason=sample.finish_reason,
-        stop_reason=sample.stop_reason,
-        weight_versions=sample.weight_versions,
-        usage=sample.usage,
-        error=sample.error,
-    )
-    return cut

@@ -6,15 +6,12 @@ from collections.abc import Callable
 import msgspec
 
 from driver.request import ReturnSample
-from ipc.server.outbox import Reply, joined, num_bytes, parts
+from ipc.server.outbox import Reply, joined, num_bytes
 from ipc.sockets.peers import Sent
 from ipc.wire.messages import CREDITS, Done, Error, ServerMessage, Token
 
 FREE_END_BYTES = 1 << 20
 """At a stream's end, up to so many waiting bytes are sent without credit."""
-MAX_PART_BYTES = 1 << 18
-"""The approximate most waiting bytes that one message takes."""
-
 MAX_APART = 64
 """Waiting samples that are not joined yet: a token by itself takes nine times its bytes."""
 
@@ -106,7 +103,7 @@ class SampleStream:
 def _sendable(waiting: list[ReturnSample]) -> list[ReturnSample]:
     """The samples to send: an error comes after its text, and empty samples are left out."""
     samples = []
-    for sample in [part for whole in joined(waiting) for part in parts(whole, MAX_PART_BYTES)]:
+    for sample in joined(waiting):
         if sample.error is not None:
             samples.append(msgspec.structs.replace(sample, error=None))
             samples.append(ReturnSample(request_id=sample.request_id, error=sample.error))
