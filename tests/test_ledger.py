@@ -89,6 +89,21 @@ def test_output_is_charged_as_it_is_made(stream: bool) -> None:
     assert ledger.refusal(tenant, now=0.0) is not None
 
 
+def test_a_tokenizers_request_costs_nothing() -> None:
+    """A gateway asks for some by itself, of a prompt that is charged already; who has used all may still ask."""
+    tenant, ledger, counting = build_tenant(), Ledger(), build_reply()
+    ledger.open(tenant, counting, None, now=0.0)
+    counting.put(ReturnSample(request_id="a", token_ids=[1] * 600))
+    assert ledger.refusal(tenant, now=0.0) is None
+    ledger.close(counting, Usage(600, 0))
+    assert ledger.refusal(tenant, now=0.0) is None
+
+    ledger.open(tenant, build_reply(), 600, now=0.0)
+
+    assert ledger.refusal(tenant, now=0.0) is not None
+    assert ledger.refusal(tenant, now=0.0, spends=False) is None
+
+
 def test_output_is_charged_that_was_made_before_its_request_was_open() -> None:
     """The driver may be quicker than the ledger."""
     tenant, ledger, reply = build_tenant(), Ledger(), build_reply()

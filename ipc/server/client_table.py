@@ -204,7 +204,7 @@ class Clients:
             in_use = f"request id {request_id!r} is in use until its last message"
             self._refuse(identity, request_id, "duplicate_request", in_use)
             return
-        over = self._ledger.refusal(client.tenant, now)
+        over = self._ledger.refusal(client.tenant, now, spends=isinstance(message, Generate))
         if over is not None:
             self._send(identity, Error(request_id, "quota_exceeded", *over))
             return

@@ -3,7 +3,7 @@ this file.
 
 A prompt is charged when its request is accepted, by an estimate that the last sample corrects.
 Output is charged as the driver makes it, read or not: a client that disconnects pays for all work
-done before the abort took effect.
+done before the abort took effect. A tokenizer's request costs nothing, and counts as open.
 """
 
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ class _Charge:
 
     prompt: int
     output: int = 0
+    is_free: bool = False
 
 
 @dataclass
@@ -56,24 +57,29 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def refusal(self, tenant: Tenant, now: float) -> tuple[str, float | None] | None:
-        """Why a tenant may open no more requests now, and in how many seconds it may."""
+    def refusal(self, tenant: Tenant, now: float, *, spends: bool = True) -> tuple[str, float | None] | None:
+        """Why a tenant may open no more requests now that spend tokens or not, and in how many
+        seconds it may."""
         account = self._accounts.get(tenant.name)
         if account is None:
             return None
         account.tenant = tenant
         if tenant.limits is not None and tenant.limits.tokens_per_minute is not None:
             account.charge_output()
-        return account.quota.refusal(tenant, len(account.charges), now)
+        return account.quota.refusal(tenant, len(account.charges), now, spends=spends)
 
-    def open(self, tenant: Tenant, reply: Reply, num_prompt_tokens: int, now: float) -> None:
-        """Charge an accepted request's prompt, of about so many tokens."""
+    def open(self, tenant: Tenant, reply: Reply, num_prompt_tokens: int | None, now: float) -> None:
+        """Charge an accepted request's prompt, of about so many tokens; None is a request that
+        costs nothing."""
         if tenant.limits is None:
             return
         account = self._accounts.get(tenant.name)
         if account is None:
             account = self._accounts[tenant.name] = _Account(tenant, Quota(now))
         self._open[reply] = account
+        if num_prompt_tokens is None:
+            account.charges[reply] = _Charge(0, is_free=True)
+            return
         account.charges[reply] = _Charge(num_prompt_tokens)
         account.quota.spend(num_prompt_tokens)
         reply.uncharged = account.uncharged
@@ -87,6 +93,8 @@ class Ledger:
         reply.uncharged = None
         account.uncharged.discard(reply)
         charge = account.charges.pop(reply)
+        if charge.is_free:
+            return
         cost = charge.prompt + reply.num_tokens if usage is None else usage.prompt_tokens + usage.completion_tokens
         account.quota.spend(cost - charge.prompt - charge.output)
 

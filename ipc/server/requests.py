@@ -10,8 +10,9 @@ Question = Generate | Tokenize | Detokenize
 """A message that is answered until a last message."""
 
 
-def submit(driver: Driver, message: Question, reply: Reply, tenant: Tenant, num_bytes: int) -> int:
-    """Submit a request, of a message of so many bytes; returns its prompt's tokens, about.
+def submit(driver: Driver, message: Question, reply: Reply, tenant: Tenant, num_bytes: int) -> int | None:
+    """Submit a request, of a message of so many bytes; returns its prompt's tokens, about, or None
+    for a tokenizer's.
 
     Raises DriverError where the driver refuses it.
     """
@@ -21,7 +22,7 @@ def submit(driver: Driver, message: Question, reply: Reply, tenant: Tenant, num_
     fields["adapters"] = tenant.adapters
     if not isinstance(message, Generate):
         driver.submit_tokenizer_request(TokenizerRequest(**fields))
-        return 0
+        return None
     del fields["stream"]
     request = ActiveRequest(**fields, tenant=tenant.name)
     driver.submit_request(request)

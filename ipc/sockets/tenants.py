@@ -70,15 +70,17 @@ class Quota:
             return True
         return self._used <= tenant.limits.tokens_per_minute / MINUTE * (now - self._at)
 
-    def refusal(self, tenant: Tenant, num_open: int, now: float) -> tuple[str, float | None] | None:
-        """Why one more request may not be opened, and in how many seconds it may; None if it
-        may."""
+    def refusal(
+        self, tenant: Tenant, num_open: int, now: float, *, spends: bool = True
+    ) -> tuple[str, float | None] | None:
+        """Why one more request, which spends tokens or not, may not be opened, and in how many
+        seconds it may; None if it may."""
         limits = tenant.limits
         if limits is None:
             return None
         if limits.max_requests is not None and num_open >= limits.max_requests:
             return f"key {tenant.name} may have {limits.max_requests} requests open at once: wait for one to end", None
-        if limits.tokens_per_minute is None:
+        if limits.tokens_per_minute is None or not spends:
             return None
         rate = limits.tokens_per_minute / MINUTE
         self._used = max(0.0, self._used - rate * (now - self._at))
