@@ -105,6 +105,9 @@ class AsyncClient(BaseClient["AsyncStream"]):
     def _new_queue(self) -> tuple[Outcomes, Put]:
         """A queue of the running loop, and how the connection's thread puts into it."""
         loop, outcomes = asyncio.get_running_loop(), Outcomes()
+        if loop not in self._loop_queues:
+            for other in [other for other in list(self._loop_queues) if other.is_closed()]:
+                self._loop_queues.pop(other, None)
         loop_queue = self._loop_queues.setdefault(loop, _LoopQueue(loop))
         return outcomes, partial(loop_queue.put, outcomes)
 

@@ -101,6 +101,7 @@ def test_loops_of_several_threads_share_a_client(address: str) -> None:
 
     with ThreadPoolExecutor(8) as threads:
         texts = list(threads.map(lambda number: asyncio.run(ask(f"loop {number}")), range(40)))
+    assert len(client._loop_queues) <= 9, "loops that have ended are kept"
     asyncio.run(client.close())
 
     assert texts == [f"loop{number}" for number in range(40)]
