@@ -4,6 +4,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -283,6 +284,10 @@ def test_the_log_warns_of_what_fails(address: str, caplog: pytest.LogCaptureFixt
             asking.result()
 
     with serving(address, driver), gateway(address) as http:
+        with http.stream("POST", CHAT, json=chat("hold", stream=True)) as leaving:
+            driver.say(driver.take(), "so far", [1])
+            next(leaving.iter_lines())
+        driver.aborted.get(timeout=PATIENCE)  # who leaves is no fault
         fail(stream=True)
         fail(stream=False)
         http.post(TEXT, json={"prompt": "x", "stream": True})
@@ -321,6 +326,44 @@ def test_an_echo_is_the_prompt_before_each_sample(http: httpx.Client, stream: bo
 
     told = events(answer) if stream else [answer.json()]
     assert "".join(chunk["choices"][0]["text"] for chunk in told) == "one twoonetwo"
+
+
+def say_in_parts(driver: FakeDriver) -> None:
+    """Answers a held request of three tokens, whose log-probabilities come a token at a time, as a prompt in chunks has them."""
+    request = driver.take()
+    for prompt_logprobs in ([None], [{5: Logprob(-2.0, 9, " five")}], [{6: Logprob(-3.0, 8, " sixsix")}]):
+        request.channel.put(ReturnSample(request_id=request.request_id, prompt_logprobs=prompt_logprobs))
+        time.sleep(0.01)  # so that they come apart
+    token = {2: Logprob(-0.5, 1, "aa")}
+    request.channel.put(ReturnSample(request_id=request.request_id, text="aa", token_ids=[2], logprobs=[token]))
+    driver.finish(request, "length", 1)
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_log_probabilities_of_a_prompt_that_is_read_in_chunks_are_all_told(
+    http: httpx.Client, driver: FakeDriver, path: str
+) -> None:
+    """Streamed, too: those of the later chunks are as much the prompt's as the first."""
+    body = chat("hold", prompt_logprobs=1) if path == CHAT else {"prompt": "hold", "prompt_logprobs": 1}
+    with ThreadPoolExecutor(1) as thread:
+        saying = thread.submit(say_in_parts, driver)
+        chunks = events(http.post(path, json={**body, **streamed(True)}))
+        saying.result()
+
+    told = [token for chunk in chunks for choice in chunk["choices"] for token in choice.get("prompt_logprobs") or []]
+    assert [token and next(iter(token)) for token in told] == [None, "5", "6"]
+
+
+def test_an_echo_has_what_is_known_of_all_of_its_prompt(http: httpx.Client, driver: FakeDriver) -> None:
+    """A prompt that is read in chunks is scored to its end before it is said."""
+    with ThreadPoolExecutor(1) as thread:
+        saying = thread.submit(say_in_parts, driver)
+        body = {"prompt": [3, 5, 6], "echo": True, "logprobs": 1, "max_tokens": 1}
+        chunks = events(http.post(TEXT, json={**body, **streamed(True)}))
+        saying.result()
+
+    columns = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
+    assert [value for column in columns for value in column["token_logprobs"]] == [None, -2.0, -3.0, -0.5]
 
 
 def score(driver: FakeDriver) -> None:

@@ -252,6 +252,8 @@ def test_what_is_no_text_is_refused_in_words(http: httpx.Client, path: str, body
         (CHAT, chat("x", reasoning_effort="enormous"), "reasoning_effort"),
         (CHAT, chat("x", use_beam_search=True), "use_beam_search"),
         (CHAT, chat("x", options={"num_ctx": 8}), "options"),
+        (CHAT, chat("x", logprobs=True, top_logprobs=30), "top_logprobs"),
+        (CHAT, chat("x", max_completion_tokens=0), "max_completion_tokens"),
         (CHAT, chat("x", request_id="a b"), "request_id"),
         (CHAT, chat("x", add_special_tokens=True), "add_special_tokens"),
         (TEXT, {"prompt": "x", "echo": True, "return_token_ids": True}, "return_token_ids"),

@@ -13,6 +13,7 @@ import pytest
 from fake_driver import PATIENCE, serving
 from test_gateway_tools import ScriptedDriver, client_of
 
+from driver.errors import Overloaded
 from driver.request import ActiveRequest
 
 TOOLS: Any = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}]
@@ -67,6 +68,45 @@ def test_thoughts_words_and_calls_are_items(client: openai.OpenAI) -> None:
     assert message.type == "message" and answer.output_text == "I add."
     assert call.type == "function_call" and (call.name, call.arguments) == ("add", '{"a": 1}')
     assert answer.usage is not None and answer.usage.output_tokens_details.reasoning_tokens == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_is_whole_though_its_thoughts_cannot_be_counted(
+    scripted: tuple[openai.OpenAI, ScriptedDriver], monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Where the daemon refuses to, as one that is full does, their share of the text is told."""
+    client, driver = scripted
+    client.responses.create(model="parrot", input=ANSWER)  # by now the gateway knows how the model thinks
+
+    def refuse(*_: Any) -> None:
+        raise Overloaded("too many")
+
+    monkeypatch.setattr(driver, "submit_tokenizer_request", refuse)
+
+    answer: Any = client.responses.create(model="parrot", input=ANSWER, stream=stream)
+
+    whole = list(answer)[-1].response if stream else answer
+    assert (whole.status, whole.output_text.split("\n")[0]) == ("completed", "I add.")
+    assert whole.usage.output_tokens == 9 and 0 <= whole.usage.output_tokens_details.reasoning_tokens <= 2
+
+
+def test_a_stream_that_breaks_off_says_so_in_an_event_of_this_api(
+    scripted: tuple[openai.OpenAI, ScriptedDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a type and a number, as all others."""
+    client, driver = scripted
+
+    def fail(request: ActiveRequest) -> None:
+        driver.open[request.request_id] = request
+        driver.say(request, "so far", [1])
+        driver.fail("the device is on fire")
+
+    monkeypatch.setattr(driver, "submit_request", fail)
+
+    *_, last = client.responses.create(model="parrot", input="x", stream=True)
+
+    assert last.type == "error" and (last.code, last.message, last.param) == ("internal", "the device is on fire", None)
+    assert last.sequence_number > 0 and type(last).model_validate(last.to_dict()) == last
 
 
 def test_a_stream_tells_item_by_item(client: openai.OpenAI) -> None:
@@ -166,6 +206,8 @@ def test_an_answer_that_is_cut_off_is_incomplete(client: openai.OpenAI) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 30, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"background": True}, "background"),
         ({"input": [{"type": "function_call_output", "output": "3"}]}, "input[0].call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "text": ""}]}]}, "input[0].content[0].type"),

@@ -6,16 +6,17 @@ comment the status is sent, so later errors are events.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ipc.errors import ConnectionLost, OdriverError, RequestFailed
 from ipc.gateway.answers import FAULT, encoded, failure
 from ipc.gateway.disconnect import Disconnected, unless_disconnected
 from ipc.gateway.request_id import WHY
+from ipc.openai.answer_bodies import ErrorAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -27,28 +28,42 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class EventStream(Response):
-    """Sends the iterator's events, each item some whole events, and an error event if it raises;
-    ``done`` ends the stream.
+    """Sends the iterator's events, each item some whole events, and if it raises what
+    ``error_event`` makes of that; ``done`` ends the stream.
 
     An exception before the first event is raised here, so that it gets a status.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], done: bytes = DONE) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        done: bytes = DONE,
+        error_event: Callable[[ErrorAnswer], bytes] = lambda error: event(encoded(error)),
+    ) -> None:
         super().__init__(None, headers=_HEADERS)
         del self.headers["content-length"]
         self._events = events
         self._done = done
+        self._error_event = error_event
         self._started = False
+        self._is_read = True
+        """Whether the client is still there."""
         self._spoke_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI call."""
+
+        async def receive_and_note() -> Message:
+            message = await receive()
+            self._is_read &= message["type"] != "http.disconnect"
+            return message
+
         pinging = asyncio.create_task(self._ping(send))
         try:
             with suppress(Disconnected):
-                await unless_disconnected(receive, self._stream(scope, send))
+                await unless_disconnected(receive_and_note, self._stream(scope, send))
         finally:
             pinging.cancel()
 
@@ -63,7 +78,7 @@ class EventStream(Response):
         except Disconnected:
             raise
         except (OdriverError, asyncio.CancelledError) as error:
-            if not self._started:
+            if not (self._started and self._is_read):
                 raise
             ended = ConnectionLost("the gateway ends") if isinstance(error, asyncio.CancelledError) else error
             await self._break_off(scope, send, ended)
@@ -78,7 +93,7 @@ class EventStream(Response):
     async def _break_off(self, scope: Scope, send: Send, error: OdriverError) -> None:
         """Say why no more comes, after a status that said nothing of it."""
         scope["state"][WHY] = str(error)
-        await self._say(send, event(encoded(failure(error)[1])))
+        await self._say(send, self._error_event(failure(error)[1]))
 
     async def _say(self, send: Send, events: bytes) -> None:
         if not self._started:

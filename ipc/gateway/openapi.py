@@ -24,7 +24,6 @@ _RANGES: dict[str, dict[str, Any]] = {
     "n": {"minimum": 1, "maximum": limits.MAX_N},
     "best_of": {"minimum": 1, "maximum": limits.MAX_N},
     "max_tokens": {"minimum": 0},
-    "max_completion_tokens": {"minimum": 1},
     "min_tokens": {"minimum": 0},
     "temperature": {"minimum": 0, "maximum": 100},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
@@ -40,7 +39,6 @@ _RANGES: dict[str, dict[str, Any]] = {
     "queue_timeout_s": {"exclusiveMinimum": 0, "maximum": limits.MAX_TIMEOUT},
     "cache_salt": {"maxLength": limits.MAX_SALT},
     "logprobs": {"minimum": 0, "maximum": limits.MAX_LOGPROBS},
-    "top_logprobs": {"minimum": 0, "maximum": limits.MAX_LOGPROBS},
     "prompt_logprobs": {"minimum": 0, "maximum": limits.MAX_LOGPROBS},
 }
 """The ranges that SamplingParams checks, by the kinds of value."""

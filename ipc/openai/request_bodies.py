@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from driver.errors import shortened
-from engine.request_limits import MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS
+from engine.request_limits import MAX_LOGPROBS, MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS
 from engine.structured_outputs import StructuredOutputsParams
 from ipc.openai.answer_format import AnswerFormat
 from ipc.openai.chat_messages import ChatMessage
@@ -136,9 +136,9 @@ class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, k
     """The body of ``/v1/chat/completions``."""
 
     messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None

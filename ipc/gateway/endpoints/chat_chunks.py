@@ -84,11 +84,13 @@ class ChatChunks:
         self._usage.take(piece)
         parser = self._parsers.get(piece.index)
         choices = []
+        prompt_logprobs = piece.prompt_logprobs or UNSET
         if parser is None:
             parser = self._parsers[piece.index] = self._answering.parser()
-            prompt_logprobs = piece.prompt_logprobs or UNSET
             first = ChatChunkChoice(index=piece.index, delta=Delta("", "assistant"), prompt_logprobs=prompt_logprobs)
             choices.append(first)
+        elif piece.prompt_logprobs:  # they come with each part of the prompt
+            choices.append(ChatChunkChoice(index=piece.index, delta=Delta(), prompt_logprobs=prompt_logprobs))
         events = parser.feed(piece.text)
         if piece.finish_reason is not None:
             events += parser.end()

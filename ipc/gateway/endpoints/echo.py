@@ -24,6 +24,8 @@ class Echo:
         self._alone = alone
         """Whether only the prompt is wanted: the one token generated in any case is left out."""
         self._prompt_logprobs: PromptLogprobs = []
+        self._knows_prompt = first is None
+        """Whether all that is said of the prompt is there, which comes before its first sample begins."""
         self._held: list[Piece] = []
         self._said: set[int] = set()
 
@@ -37,7 +39,8 @@ class Echo:
         """The chunks of a piece, after the prompt; none before the prompt's logprobs are known."""
         self._held.append(piece)
         self._prompt_logprobs += piece.prompt_logprobs
-        if self._first is not None and not self._prompt_logprobs:
+        self._knows_prompt |= piece.index == 0 and bool(piece.token_ids or piece.finish_reason)
+        if not self._knows_prompt:
             return []
         held, self._held = self._held, []
         return [chunk for one in held for chunk in self._chunks(chunks, one, number, first_index)]

@@ -6,7 +6,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from driver.request import Usage
 from ipc.async_client import AsyncClient, AsyncStream
+from ipc.errors import OdriverError
 from ipc.gateway.access.memory_limit import HeldMemory, held_by
 from ipc.gateway.answers import json_answer
 from ipc.gateway.asking import ask
@@ -35,7 +37,7 @@ async def create(request: Request) -> Response:
     answer = ResponseAnswer(body, answering, asked.answer_format, name, client.welcome)
     events = _events(stream, answer, client, None if body.stream else held_by(request))
     if body.stream:
-        return EventStream(_encoded(events), done=b"")
+        return EventStream(_encoded(events), done=b"", error_event=lambda error: _event(answer.error(error.error)))
     await unless_disconnected(request.receive, _drain(events))
     return json_answer(answer.response())
 
@@ -53,15 +55,28 @@ async def _events(
             began = True
             events += answer.take(piece)
             if piece.usage is not None:
-                thought = await client.tokenize(answer.reasoning, add_special_tokens=False) if answer.reasoning else []
-                events.append(answer.finish(piece.usage, len(thought)))
+                events.append(answer.finish(piece.usage, await _reasoning_tokens(client, answer, piece.usage)))
             yield events
+
+
+async def _reasoning_tokens(client: AsyncClient, answer: ResponseAnswer, cost: Usage) -> int:
+    """As many as the thoughts have by themselves; if the daemon refuses to count, by their share of the text."""
+    if not answer.reasoning:
+        return 0
+    try:
+        return len(await client.tokenize(answer.reasoning, add_special_tokens=False))
+    except OdriverError:
+        return round(cost.completion_tokens * len(answer.reasoning) / answer.length)
 
 
 async def _encoded(all_events: AsyncGenerator[list[Event]]) -> AsyncGenerator[bytes]:
     async for events in all_events:
         if events:
-            yield b"".join(f"event: {one['type']}\ndata: ".encode() + _encoder.encode(one) + b"\n\n" for one in events)
+            yield b"".join(map(_event, events))
+
+
+def _event(event: Event) -> bytes:
+    return f"event: {event['type']}\ndata: ".encode() + _encoder.encode(event) + b"\n\n"
 
 
 async def _drain(all_events: AsyncGenerator[list[Event]]) -> None:

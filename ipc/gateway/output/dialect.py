@@ -1,5 +1,6 @@
 """How a daemon's model writes its thoughts and its calls of functions."""
 
+import hashlib
 from typing import Any
 
 import msgspec
@@ -40,7 +41,7 @@ class Dialect:
         """Whether prompts end inside the reasoning marks, after them, or neither (None)."""
         if self.reasoning_format is None or self.reasoning_format.channels:  # its prompts end before any
             return None
-        key = msgspec.msgpack.encode(chat_template_kwargs)
+        key = hashlib.sha256(msgspec.msgpack.encode(chat_template_kwargs)).digest()  # they may be megabytes
         if key not in self._openings:
             if len(self._openings) == MAX_PROMPTS:
                 self._openings.clear()

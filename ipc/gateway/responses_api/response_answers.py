@@ -18,7 +18,7 @@ from ipc.gateway.responses_api.response_requests import (
     ResponseRequest,
     TextFormat,
 )
-from ipc.openai.answer_bodies import THEIR_REASONS
+from ipc.openai.answer_bodies import THEIR_REASONS, ErrorDetail
 from ipc.openai.answer_format import AnswerFormat
 from ipc.openai.logprob_bodies import chat_logprobs
 from ipc.openai.timing_bodies import AnswerTimings, answer_timings
@@ -86,6 +86,8 @@ class ResponseAnswer:
         self._logprobs: list[Any] = []
         """Log-probabilities of tokens that no event has reported yet."""
         self.reasoning = ""
+        self.length = 0
+        """Characters of the whole text."""
 
     def begin(self) -> Iterator[Event]:
         """The first events of a stream."""
@@ -94,6 +96,7 @@ class ResponseAnswer:
 
     def take(self, piece: Piece) -> Iterator[Event]:
         """The events of a piece of the completion."""
+        self.length += len(piece.text)
         self._logprobs += self._shown(piece)
         events = self._parser.feed(piece.text)
         if piece.finish_reason is not None:
@@ -116,6 +119,10 @@ class ResponseAnswer:
         }
         self._timings = answer_timings([cost])
         return self._numbered({"type": f"response.{self._status}", "response": self.response()})
+
+    def error(self, detail: ErrorDetail) -> Event:
+        """The event that ends a stream which has failed."""
+        return self._numbered({"type": "error", "code": detail.code, "message": detail.message, "param": detail.param})
 
     def response(self) -> ResponseObject:
         """The response in its present state."""

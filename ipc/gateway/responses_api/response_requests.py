@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from engine.request_limits import MAX_MESSAGES, MAX_TOOLS
+from engine.request_limits import MAX_LOGPROBS, MAX_MESSAGES, MAX_TOOLS
 from ipc.gateway.responses_api.sealed_reasoning import opened
 from ipc.openai.answer_format import AnswerFormat
 from ipc.openai.chat_tools import Function, FunctionName, ToolUse
@@ -99,8 +99,8 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
 
     input: str | Annotated[list[InputItem], Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    top_logprobs: int | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     include: list[str] | None = None
     text: TextConfig | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
