@@ -401,7 +401,8 @@ def feed_forward_shapes(config: Config, layer: int) -> Iterator[tuple[str, tuple
             yield "shared_mlp.output_linear.weight", (hidden, size)
     elif family == "llama4_text":
         step = config.get("interleave_moe_layer_step", 1)
-        if layer not in config.get("moe_layers", range(step - 1, layers, step)):
+        sparse = config["moe_layers"] if "moe_layers" in config else range(step - 1, layers, step)
+        if layer not in sparse:
             yield from gated_shapes("feed_forward.", hidden, config["intermediate_size_mlp"])
             return
         yield "feed_forward.router.weight", (experts, hidden)

@@ -197,6 +197,28 @@ def test_llama3_scaling_may_have_no_band_between_its_two(tmp_path: Path) -> None
     assert 0 < is_long.sum() < len(plain)
 
 
+def test_yarn_may_take_back_what_it_makes_of_attention(tmp_path: Path) -> None:
+    """DeepSeek-R1-0528-Qwen3-8B's factor, which vLLM multiplies by."""
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "attn_factor": 0.8782488562869419,
+    }
+
+    rope = read_model_config(build_model(tmp_path, "qwen3", rope_scaling=yarn)).blocks[0].mixer.rope
+
+    assert rope.attention_factor == pytest.approx(1.0)
+
+
+def test_a_checkpoint_of_modelopt_is_refused_before_its_weights_are_there(tmp_path: Path) -> None:
+    """It may say so in a file of its own alone."""
+    (build_model(tmp_path) / "hf_quant_config.json").write_text("{}")
+
+    with pytest.raises(ConfigurationError, match=r"hf_quant_config\.json .* give the model that it was made from"):
+        read_model_config(tmp_path)
+
+
 @pytest.mark.parametrize(("beside", "inside", "expected"), [(None, 32, 32), (16, 32, 16), (None, None, 64)])
 def test_llama3_finds_its_original_context(
     tmp_path: Path, beside: int | None, inside: int | None, expected: int

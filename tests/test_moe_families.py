@@ -13,7 +13,7 @@ from whole_rows import compute_logprobs
 
 from engine.errors import ConfigurationError
 from engine.models.layers.experts import ExpertsSpec
-from engine.models.model_config import read_config_file
+from engine.models.model_config import read_config_file, read_model_config
 
 PROMPT = [list(range(5, 35))]
 
@@ -66,6 +66,35 @@ def test_llama_4_sees_chunks_where_it_has_rope(tmp_path: Path) -> None:
     assert [block.mixer.rope.rotary_dim for block in other.blocks] == [0, None, None, None, None]
 
 
+LLAMA_GUARD_4 = {
+    "interleave_moe_layer_step": 0,
+    "moe_layers": [],
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "attention_chunk_size": None,
+}
+
+
+@pytest.mark.parametrize("layer_types", [None, ["chunked_attention"] * 4 + ["full_attention"]])
+def test_a_llama_4_without_experts_and_chunks_is_served(tmp_path: Path, layer_types: list[str] | None) -> None:
+    """As Llama Guard 4 is published, and as transformers writes it again."""
+    build_checkpoint(tmp_path, "llama4", **LLAMA_GUARD_4, layer_types=layer_types)
+
+    model = read_model_config(tmp_path)
+
+    assert [block.mixer.scores.chunk for block in model.blocks] == [None] * 5
+    assert not any(isinstance(block.feed_forward, ExpertsSpec) for block in model.blocks)
+    assert np.isfinite(compute_logprobs(load(tmp_path), PROMPT)[0]).all()
+
+
+@pytest.mark.parametrize("key", ["1", "01"])
+def test_sizes_of_one_layer_are_found_however_its_number_is_written(tmp_path: Path, key: str) -> None:
+    """transformers writes as many digits as the last layer has."""
+    model = read(tmp_path, "gemma4", per_layer_config={key: {"head_dim": 20, "num_key_value_heads": 1}})
+
+    assert [block.mixer.head_dim == 20 for block in model.blocks][:3] == [False, True, False]
+
+
 @pytest.mark.parametrize(
     ("variant", "given", "message"),
     [
@@ -87,7 +116,7 @@ def test_llama_4_sees_chunks_where_it_has_rope(tmp_path: Path) -> None:
         ("llama4", {"layer_types": ["sliding_attention"] * 5}, "supported: full_attention, chunked_attention"),
         ("llama4", {"layer_types": ["full_attention"]}, "layer_types has 1 entries for 5 layers"),
         ("llama4", {"no_rope_layers": [1]}, "no_rope_layers has 1 entries for 5 layers"),
-        ("llama4", {"attention_chunk_size": None}, "there is no attention_chunk_size"),
+        ("llama4", {"num_local_experts": 0}, "num_local_experts must be at least 1: there are layers with experts"),
         (
             "llama4",
             {"rope_scaling": {"type": "yarn", "factor": 4.0}},

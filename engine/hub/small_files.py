@@ -4,6 +4,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from engine.models.weights.easydel import TENSORSTORE_INDEX
+from engine.models.weights.published.formats import MODELOPT_FILE
 from engine.models.weights.sources import INDEX_FILE
 
 TOKENIZER = "tokenizer.json"
@@ -22,7 +23,7 @@ TOKENIZER_FILES = (
     "chat_template.json",
     "additional_chat_templates/*.jinja",
 )
-SMALL_FILES = ("config.json", "generation_config.json", INDEX_FILE, TENSORSTORE_INDEX, *TOKENIZER_FILES)
+SMALL_FILES = ("config.json", "generation_config.json", MODELOPT_FILE, INDEX_FILE, TENSORSTORE_INDEX, *TOKENIZER_FILES)
 """Data alone: neither pickles nor code."""
 
 

@@ -18,7 +18,7 @@ from engine.models.family_names import FAMILIES, unsupported
 from engine.models.generation_config import ids_of, read_generation_config
 from engine.models.requirements import UnsupportedError, require, require_one_of
 from engine.models.spec import ModelSpec
-from engine.models.weights.published.formats import KEYS, published_format
+from engine.models.weights.published.formats import KEYS, MODELOPT_FILE, published_format
 from engine.models.weights.sources import HEAD, read_json, stored_names
 from engine.request_limits import MOST_EOS_TOKEN_IDS
 
@@ -91,6 +91,11 @@ def read_config_file(path: Path, families: Path = FAMILIES) -> ModelSpec:
         filled = {**family.defaults, **given, **family.fixed}
         model = family.spec(msgspec.convert(filled, family.fields))
         eos = _eos_token_ids(path.parent, msgspec.convert(filled, _Eos))
+        require(
+            not (path.parent / MODELOPT_FILE).exists(),
+            f"{MODELOPT_FILE} lies beside it: checkpoints that ModelOpt has quantised are not read; give the model that "
+            "it was made from, which --quantization int8 serves in 8 bits",
+        )
         unserved = (*model.unserved, *(wrapper.parts.items() if wrapper else ()))
         return replace(
             model,

@@ -44,6 +44,7 @@ class RopeFields(msgspec.Struct, forbid_unknown_fields=True):
     high_freq_factor: Positive | None = None
     original_max_position_embeddings: Count | None = None
     attention_factor: float | None = None
+    attn_factor: Positive | None = None
     beta_fast: float | None = None
     beta_slow: float | None = None
     mscale: float | None = None
@@ -146,6 +147,8 @@ class RopeReader:
 
 
 def _yarn_attention_factor(rope: RopeFields) -> float:
+    """As in transformers; ``attn_factor`` is vLLM's, by which DeepSeek-R1-0528-Qwen3-8B takes the rest back."""
+
     def magnitude(scale: float) -> float:
         factor = rope.factor or 1
         return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -154,7 +157,7 @@ def _yarn_attention_factor(rope: RopeFields) -> float:
         return rope.attention_factor
     if rope.mscale and rope.mscale_all_dim:
         return magnitude(rope.mscale) / magnitude(rope.mscale_all_dim)
-    return magnitude(1)
+    return magnitude(1) * (rope.attn_factor or 1)
 
 
 def context_length(max_position: int, ropes: tuple[RopeSpec, ...]) -> int:

@@ -25,6 +25,7 @@ DEFAULTS = {
     "topk_group": 4,
     "first_k_dense_replace": 3,
     "routed_scaling_factor": 2.5,
+    "eos_token_id": 1,
 }
 FIXED = {"use_sliding_window": False, "layer_types": None, "mlp_bias": False}
 SUPPORTED = {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",), "moe_layer_freq": (1,)}

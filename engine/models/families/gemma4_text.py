@@ -154,7 +154,8 @@ def _mixer(fields: Gemma4Fields, layer: int, layer_type: str) -> SelfAttentionSp
 def _own_sizes(fields: Gemma4Fields, layer: int, layer_type: str) -> LayerFields:
     """Those of full layers, unless config.json has them layer by layer."""
     if fields.per_layer_config is not None:
-        return fields.per_layer_config.get(str(layer)) or LayerFields()
+        sizes = {key.lstrip("0") or "0": own for key, own in fields.per_layer_config.items()}  # "05" beside "10"
+        return sizes.get(str(layer)) or LayerFields()
     if layer_type != FULL:
         return LayerFields()
     return LayerFields(fields.global_head_dim, fields.num_global_key_value_heads if fields.attention_k_eq_v else None)

@@ -43,6 +43,7 @@ FAMILY = Family(
         "num_experts_per_tok": 4,
         "moe_intermediate_size": 1536,
         "routed_scaling_factor": 1.8,
+        "eos_token_id": 1,
         "q_lora_rank": 768,
         "qk_nope_head_dim": 192,
         "v_head_dim": 256,

@@ -1,7 +1,8 @@
 """Llama 4: layers with rope see a chunk, the others all; one expert and a shared one, in all layers or in every few."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Annotated
 
 import msgspec
 
@@ -22,10 +23,11 @@ class Llama4Fields(Fields):
     """The family's own keys, with the defaults of transformers."""
 
     intermediate_size_mlp: Count = 16384
-    num_experts_per_tok: Count = 1
-    num_local_experts: Count = 16
+    num_experts_per_tok: int = 1
+    num_local_experts: int = 16
     moe_layers: list[int] | None = None
-    interleave_moe_layer_step: Count = 1
+    interleave_moe_layer_step: Annotated[int, msgspec.Meta(ge=0)] = 1
+    """0 without experts."""
     use_qk_norm: bool = True
     no_rope_layers: list[int] | None = None
     """For each layer 1 if it has rope, 0 if not."""
@@ -43,21 +45,31 @@ class Llama4Fields(Fields):
         require(len(found) >= layers, f"no_rope_layers has {len(found)} entries for {layers} layers")
         return found[:layers]
 
+    @property
+    def sparse(self) -> Collection[int]:
+        """The layers with experts."""
+        layers, step = range(self.num_hidden_layers), self.interleave_moe_layer_step
+        given = layers[step - 1 :: step] if self.moe_layers is None and step else self.moe_layers or ()
+        found = set(layers).intersection(given)
+        for key in ("num_local_experts", "num_experts_per_tok"):
+            require(not found or getattr(self, key) > 0, f"{key} must be at least 1: there are layers with experts")
+        return found
+
 
 def llama4(fields: Llama4Fields) -> ModelSpec:
-    """Layers with rope see a chunk unless config.json lists the chunked layers."""
-    layers, step = fields.num_hidden_layers, fields.interleave_moe_layer_step
-    types = fields.layer_types or [CHUNKED if rope else FULL for rope in fields.roped]
+    """Layers with rope see a chunk, if there are any, unless config.json lists the chunked layers."""
+    layers, sparse, has_chunks = fields.num_hidden_layers, fields.sparse, fields.attention_chunk_size is not None
+    types = fields.layer_types or [CHUNKED if rope and has_chunks else FULL for rope in fields.roped]
     require(len(types) == layers, f"layer_types has {len(types)} entries for {layers} layers")
-    sparse = range(step - 1, layers, step) if fields.moe_layers is None else fields.moe_layers
     model = decoder_spec(
         msgspec.structs.replace(fields, layer_types=None, intermediate_size=fields.intermediate_size_mlp),
         ropes=_ropes(fields),
     )
     blocks = zip(model.blocks, types, strict=True)
     model = replace(model, blocks=tuple(_attending(fields, block, layer_type) for block, layer_type in blocks))
-    rules = _rules(any(layer in sparse for layer in range(layers)), any(layer not in sparse for layer in range(layers)))
-    return replace(with_experts(model, _experts(fields), sparse), tensors=tuple(rules.items()))
+    if sparse:
+        model = with_experts(model, _experts(fields), sparse)
+    return replace(model, tensors=tuple(_rules(bool(sparse), len(sparse) < layers).items()))
 
 
 def _ropes(fields: Llama4Fields) -> list[RopeSpec]:
@@ -80,8 +92,7 @@ def _attending(fields: Llama4Fields, block: BlockSpec, layer_type: str) -> Block
     require_one_of("layer_types", layer_type, (FULL, CHUNKED))
     mixer, chunk = self_attention(block), None
     if layer_type == CHUNKED:
-        chunk = fields.attention_chunk_size
-        require(chunk is not None, "layer_types asks for chunked_attention, but there is no attention_chunk_size")
+        chunk = fields.attention_chunk_size  # Llama Guard 4 has none
     has_norm = fields.use_qk_norm and mixer.rope.rotary_dim != 0
     return replace(block, mixer=replace(mixer, scores=replace(mixer.scores, chunk=chunk), unit_qk_norm=has_norm))
 

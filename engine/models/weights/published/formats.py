@@ -17,6 +17,8 @@ FORMATS: Mapping[str, Callable[[dict[str, Any]], Format]] = MappingProxyType(
 )
 KEYS = ("quantization_config", "compression_config")
 """Of config.json; the second is the older one."""
+MODELOPT_FILE = "hf_quant_config.json"
+"""Where NVIDIA's ModelOpt says how it has quantised, often there alone."""
 
 
 def published_format(config: dict[str, Any]) -> Format | None:
