@@ -7,6 +7,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -19,10 +20,11 @@
 
 namespace odriver {
 
+constexpr int kHelped = 8;  // other threads' shares that a helper looks at: to look at all takes long where there are many
 constexpr auto kPatience = std::chrono::microseconds(200);  // longer than the gaps within a step
 
 // Tasks 0 to count - 1, each done once. A thread has a share of them, one after the other, so that it reads on where it was;
-// then it helps the others with theirs.
+// then it helps some others with theirs, and the caller, who waits for the last one, all others.
 struct Loop {
   struct alignas(64) Share {
     std::atomic<int64_t> next{0};
@@ -41,8 +43,9 @@ struct Loop {
   }
 
   void work(int thread) {
-    for (size_t other = 0; other < shares.size(); ++other) {
-      Share& share = shares[(thread + other) % shares.size()];
+    const int threads = shares.size();
+    for (int other = 0; other < (thread == 0 ? threads : std::min(threads, 1 + kHelped)); ++other) {
+      Share& share = shares[(thread + other) % threads];
       for (int64_t task; (task = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
         body(task);
         done.fetch_add(1, std::memory_order_release);
