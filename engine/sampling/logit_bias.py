@@ -85,7 +85,7 @@ def bias_of(sequence: Sequence, vocab_size: int) -> LogitBias:
         row.values[list(params.logit_bias)] += np.fromiter(params.logit_bias.values(), np.float32)
     _ban(row, sequence.bad_word_token_ids)
     if params.min_tokens:
-        hidden = list(sequence.stop_token_ids | sequence.ignored_token_ids)
+        hidden = [*sequence.stop_token_ids, *sequence.ignored_token_ids]
         row.hidden_ids[: len(hidden)] = hidden
         row.hidden_until[...] = len(sequence.prompt_token_ids) + params.min_tokens
     return row
