@@ -43,9 +43,6 @@ class Sequence:
     stop_token_ids: frozenset[int]
     max_tokens: int
     seed: int
-    ignored_token_ids: frozenset[int] = frozenset()
-    """The model's EOS ids that do not end it: before ``params.min_tokens`` it has none of them
-    either, as in vLLM."""
     bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
     """Tokens that may not follow each other, of ``params.bad_words``."""
     client: str = ""
@@ -60,6 +57,9 @@ class Sequence:
     constraint: TokenConstraint | None = None
     """What its output has to follow. It has a mask whenever ``awaits_mask`` is false and
     nothing is in flight."""
+    ignored_token_ids: frozenset[int] = frozenset()
+    """The model's EOS ids that do not end it: before ``params.min_tokens`` it has none of them
+    either, as in vLLM."""
 
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
