@@ -19,7 +19,6 @@ class _Charge:
 
     prompt: int
     output: int = 0
-    is_free: bool = False
 
 
 @dataclass
@@ -28,8 +27,8 @@ class _Account:
 
     tenant: Tenant
     quota: Quota
-    charges: dict[Reply, _Charge] = field(default_factory=dict)
-    """By request, until its last sample has come."""
+    charges: dict[Reply, _Charge | None] = field(default_factory=dict)
+    """By request, until its last sample has come; None of one that costs nothing."""
     uncharged: set[Reply] = field(default_factory=set)
     """Those that may have made output since the last charge. Any thread adds, the ledger's takes."""
 
@@ -78,7 +77,7 @@ class Ledger:
             account = self._accounts[tenant.name] = _Account(tenant, Quota(now))
         self._open[reply] = account
         if num_prompt_tokens is None:
-            account.charges[reply] = _Charge(0, is_free=True)
+            account.charges[reply] = None
             return
         account.charges[reply] = _Charge(num_prompt_tokens)
         account.quota.spend(num_prompt_tokens)
@@ -93,7 +92,7 @@ class Ledger:
         reply.uncharged = None
         account.uncharged.discard(reply)
         charge = account.charges.pop(reply)
-        if charge.is_free:
+        if charge is None:
             return
         cost = charge.prompt + reply.num_tokens if usage is None else usage.prompt_tokens + usage.completion_tokens
         account.quota.spend(cost - charge.prompt - charge.output)
