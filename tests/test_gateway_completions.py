@@ -4,7 +4,6 @@ import json
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +15,11 @@ from gateways import CHAT, TEXT, chat, events, gateway
 
 from driver.errors import Draining, Overloaded
 from driver.request import ActiveRequest, Logprob, ReturnSample, Timings, Usage
+from ipc.gateway.endpoints.echo import Echo
+from ipc.gateway.endpoints.stream_usage import StreamUsage
+from ipc.gateway.endpoints.text_chunks import TextChunks
+from ipc.openai.answer_format import AnswerFormat
+from ipc.wire.completion import Piece
 
 
 @pytest.fixture
@@ -328,15 +332,15 @@ def test_an_echo_is_the_prompt_before_each_sample(http: httpx.Client, stream: bo
     assert "".join(chunk["choices"][0]["text"] for chunk in told) == "one twoonetwo"
 
 
-def say_in_parts(driver: FakeDriver) -> None:
-    """Answers a held request of three tokens, whose log-probabilities come a token at a time, as a prompt in chunks has them."""
+PROMPT_IN_CHUNKS: Any = [None, {5: Logprob(-2.0, 9, " five")}, {6: Logprob(-3.0, 8, " sixsix")}]
+"""Log-probabilities of a prompt of which each token is read in a step of its own."""
+
+
+def take_and_say(driver: FakeDriver) -> ActiveRequest:
+    """The request that is held, of whose prompt the first token has been read."""
     request = driver.take()
-    for prompt_logprobs in ([None], [{5: Logprob(-2.0, 9, " five")}], [{6: Logprob(-3.0, 8, " sixsix")}]):
-        request.channel.put(ReturnSample(request_id=request.request_id, prompt_logprobs=prompt_logprobs))
-        time.sleep(0.01)  # so that they come apart
-    token = {2: Logprob(-0.5, 1, "aa")}
-    request.channel.put(ReturnSample(request_id=request.request_id, text="aa", token_ids=[2], logprobs=[token]))
-    driver.finish(request, "length", 1)
+    request.channel.put(ReturnSample(request_id=request.request_id, prompt_logprobs=PROMPT_IN_CHUNKS[:1]))
+    return request
 
 
 @pytest.mark.parametrize("path", [TEXT, CHAT])
@@ -346,24 +350,35 @@ def test_log_probabilities_of_a_prompt_that_is_read_in_chunks_are_all_told(
     """Streamed, too: those of the later chunks are as much the prompt's as the first."""
     body = chat("hold", prompt_logprobs=1) if path == CHAT else {"prompt": "hold", "prompt_logprobs": 1}
     with ThreadPoolExecutor(1) as thread:
-        saying = thread.submit(say_in_parts, driver)
-        chunks = events(http.post(path, json={**body, **streamed(True)}))
-        saying.result()
+        taking = thread.submit(take_and_say, driver)
+        with http.stream("POST", path, json={**body, "stream": True}) as answer:
+            lines, told, request = (line for line in answer.iter_lines() if line), [], taking.result()
+            for token in PROMPT_IN_CHUNKS[1:]:
+                told.append(next(lines))
+                request.channel.put(ReturnSample(request_id=request.request_id, prompt_logprobs=[token]))
+            told.append(next(lines))
+            driver.finish(request, "length", 1)
 
-    told = [token for chunk in chunks for choice in chunk["choices"] for token in choice.get("prompt_logprobs") or []]
-    assert [token and next(iter(token)) for token in told] == [None, "5", "6"]
+    choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in told]
+    assert [token and next(iter(token)) for choice in choices for token in choice["prompt_logprobs"]] == [
+        None,
+        "5",
+        "6",
+    ]
 
 
-def test_an_echo_has_what_is_known_of_all_of_its_prompt(http: httpx.Client, driver: FakeDriver) -> None:
+def test_an_echo_has_what_is_known_of_all_of_its_prompt() -> None:
     """A prompt that is read in chunks is scored to its end before it is said."""
-    with ThreadPoolExecutor(1) as thread:
-        saying = thread.submit(say_in_parts, driver)
-        body = {"prompt": [3, 5, 6], "echo": True, "logprobs": 1, "max_tokens": 1}
-        chunks = events(http.post(TEXT, json={**body, **streamed(True)}))
-        saying.result()
+    answer_format = AnswerFormat(1)
+    echo = Echo("xxx xxxxx xxxxxx", "xxx", answer_format, alone=False)
+    chunks = TextChunks("a", "parrot", 0, answer_format, StreamUsage(None, included=False), [])
 
-    columns = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
-    assert [value for column in columns for value in column["token_logprobs"]] == [None, -2.0, -3.0, -0.5]
+    said = [echo.chunks(chunks, Piece("", [], prompt_logprobs=[token]), 0, 0) for token in PROMPT_IN_CHUNKS]
+    said.append(echo.chunks(chunks, Piece("aa", [2], logprobs=[{2: Logprob(-0.5, 1, "aa")}]), 0, 0))
+
+    assert said[:3] == [[], [], []]
+    columns = [chunk.choices[0].logprobs for chunk in said[3]]
+    assert [value for column in columns if column for value in column.token_logprobs] == [None, -2.0, -3.0, -0.5]
 
 
 def score(driver: FakeDriver) -> None:
