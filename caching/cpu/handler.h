@@ -53,7 +53,7 @@ class Call {
 // Runs a kernel, which returns what went wrong, or null. XLA asks for the version of the interface by the same function.
 template <typename Kernel>
 XLA_FFI_Error* handle(const XLA_FFI_CallFrame* frame, const Kernel& kernel) {
-  XLA_FFI_Extension_Base* extension = frame->extension_start;
+  auto* extension = frame->extension_start;  // of a type whose name differs by jaxlib
   if (extension && extension->type == XLA_FFI_Extension_Metadata) {
     XLA_FFI_Metadata* metadata = reinterpret_cast<XLA_FFI_Metadata_Extension*>(extension)->metadata;
     metadata->api_version = {XLA_FFI_Api_Version_STRUCT_SIZE, nullptr, XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR};
