@@ -26,7 +26,7 @@ from caching.instruction_set import compiler_flags, level
 logger = logging.getLogger(__name__)
 
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-shared", "-fPIC", "-w")
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-w")
 HEADERS = Path(__file__).parent / "cpu"
 ATTENTION = HEADERS / "attention.cc"
 SHIPPED = HEADERS / "compiled"

@@ -119,7 +119,7 @@ inline void soften(float* scores, int64_t count, float* out, int64_t head_dim, f
     sums += weights;
   }
   if (higher > high) {
-    const float shrink = exponential(Vector{} + (high - higher))[0];
+    const float shrink = exponential(spread(high - higher))[0];
     total *= shrink;
     for (int64_t d = 0; d < head_dim; d += kWidth) store(out + d, load(out + d) * shrink);
     high = higher;

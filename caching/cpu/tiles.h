@@ -12,6 +12,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace odriver {
@@ -34,6 +36,26 @@ typedef int16_t Shorts __attribute__((vector_size(kVectorBytes / 2)));
 typedef int8_t Bytes __attribute__((vector_size(kWidth), aligned(1), may_alias));
 
 inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
+
+// a * b + c, rounded once where the processor can. Compilers join nothing else (-ffp-contract=off): gcc 14 joins in some
+// copies of a loop and not in others, and a row's result would depend on how many rows there are.
+inline Vector fma(Vector a, Vector b, Vector c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+  return _mm256_fmadd_ps(a, b, c);
+#elif defined(__ARM_NEON)
+  return vfmaq_f32(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
+
+// A number in all of a vector. Adding it to 0 would be an addition, as -0 becomes 0.
+inline Vector spread(float x) { return x - Vector{}; }
+
+inline Vector fma(Vector a, float b, Vector c) { return fma(a, spread(b), c); }
+inline Vector fma(Vector a, Vector b, float c) { return fma(a, b, spread(c)); }
 
 // The bits of bfloat16 are the upper half of a float's.
 inline Vector load(const uint16_t* from) {
@@ -139,7 +161,10 @@ inline __attribute__((always_inline)) void accumulate(const float* x, int64_t x_
       const float* left = x + k;
       if (Right::kAtOnce < Right::kVectors) asm volatile("" : "+r"(left));  // read again: it has no register meanwhile
       for (int row = 0; row < rows; ++row)
-        for (int v = 0; v < Right::kAtOnce; ++v) sums[row][first + v] += left[row * x_stride] * columns[v];
+        for (int v = 0; v < Right::kAtOnce; ++v) {
+          Vector& sum = sums[row][first + v];
+          sum = fma(columns[v], left[row * x_stride], sum);
+        }
     }
   }
 }
@@ -160,7 +185,7 @@ __attribute__((noinline)) void tile(const float* x, int64_t x_stride, const Righ
       accumulate<rows, prefetch>(x, x_stride, right, k, std::min(depth, k + right.group), of_group);
       right.read_scales(k, scales);
       for (int row = 0; row < rows; ++row)
-        for (int v = 0; v < vectors; ++v) sums[row][v] += of_group[row][v] * scales[v];
+        for (int v = 0; v < vectors; ++v) sums[row][v] = fma(of_group[row][v], scales[v], sums[row][v]);
     }
   }
   for (int row = 0; row < rows; ++row)
@@ -199,38 +224,38 @@ void product(int64_t rows, const float* x, int64_t x_stride, const Right& right,
 inline Vector exponential(Vector x) {
   const Integers vanishes = x < -87.0f;
   const Vector bounded = vanishes ? Vector{} : x;
-  const Vector magic = Vector{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const Vector shifted = bounded * 1.44269504088896341f + magic;
+  const Vector magic = spread(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vector shifted = fma(bounded, 1.44269504088896341f, magic);
   const Vector power = shifted - magic;
-  const Vector rest = (bounded - power * 0.693359375f) + power * 2.12194440e-4f;
-  Vector sum = Vector{} + 1.9875691500e-4f;
-  sum = sum * rest + 1.3981999507e-3f;
-  sum = sum * rest + 8.3334519073e-3f;
-  sum = sum * rest + 4.1665795894e-2f;
-  sum = sum * rest + 1.6666665459e-1f;
-  sum = sum * rest + 5.0000001201e-1f;
-  sum = sum * rest * rest + rest + 1.0f;
+  const Vector rest = fma(power, 2.12194440e-4f, fma(power, -0.693359375f, bounded));
+  Vector sum = spread(1.9875691500e-4f);
+  sum = fma(sum, rest, 1.3981999507e-3f);
+  sum = fma(sum, rest, 8.3334519073e-3f);
+  sum = fma(sum, rest, 4.1665795894e-2f);
+  sum = fma(sum, rest, 1.6666665459e-1f);
+  sum = fma(sum, rest, 5.0000001201e-1f);
+  sum = fma(sum * rest, rest, rest) + 1.0f;
   const Integers scaled = reinterpret_cast<Integers>(sum) + (__builtin_convertvector(power, Integers) << 23);
   return vanishes ? Vector{} : reinterpret_cast<Vector>(scaled);
 }
 
 // tanh of each element, to about 3e-7 relative, by the rational function of Eigen and XLA. NaN stays NaN.
 inline Vector hyperbolic_tangent(Vector x) {
-  const Vector limit = Vector{} + 7.90531110763549805f;  // from here on it is 1
+  const Vector limit = spread(7.90531110763549805f);  // from here on it is 1
   const Vector below = x > limit ? limit : x;
   const Vector bounded = below < -limit ? -limit : below;
   const Vector square = bounded * bounded;
-  Vector above = Vector{} - 2.76076847742355e-16f;
-  above = above * square + 2.00018790482477e-13f;
-  above = above * square - 8.60467152213735e-11f;
-  above = above * square + 5.12229709037114e-08f;
-  above = above * square + 1.48572235717979e-05f;
-  above = above * square + 6.37261928875436e-04f;
-  above = above * square + 4.89352455891786e-03f;
-  Vector under = Vector{} + 1.19825839466702e-06f;
-  under = under * square + 1.18534705686654e-04f;
-  under = under * square + 2.26843463243900e-03f;
-  under = under * square + 4.89352518554385e-03f;
+  Vector above = spread(-2.76076847742355e-16f);
+  above = fma(above, square, 2.00018790482477e-13f);
+  above = fma(above, square, -8.60467152213735e-11f);
+  above = fma(above, square, 5.12229709037114e-08f);
+  above = fma(above, square, 1.48572235717979e-05f);
+  above = fma(above, square, 6.37261928875436e-04f);
+  above = fma(above, square, 4.89352455891786e-03f);
+  Vector under = spread(1.19825839466702e-06f);
+  under = fma(under, square, 1.18534705686654e-04f);
+  under = fma(under, square, 2.26843463243900e-03f);
+  under = fma(under, square, 4.89352518554385e-03f);
   return bounded * above / under;
 }
 

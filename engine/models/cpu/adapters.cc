@@ -85,7 +85,7 @@ void multiply_panels(const float* const* x, const Stored* panel, int64_t depth, 
       for (size_t byte = 0; byte < vectors * kWidth * sizeof(Stored); byte += kLineBytes)
         __builtin_prefetch(reinterpret_cast<const char*>(panel + kFetched * vectors * kWidth) + byte);
       for (int row = 0; row < rows; ++row)
-        for (int v = 0; v < vectors; ++v) sums[row][v] += from[row][k] * columns[v];
+        for (int v = 0; v < vectors; ++v) sums[row][v] = fma(columns[v], from[row][k], sums[row][v]);
     }
     for (int row = 0; row < rows; ++row)
       for (int v = 0; v < vectors; ++v) {

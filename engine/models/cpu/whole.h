@@ -60,10 +60,8 @@ inline __attribute__((always_inline)) void accumulate(const Digits& x, const Rig
 }
 
 inline Vector joined(const Integers (&sums)[kParts]) {
-  Vector sum = __builtin_convertvector(sums[0], Vector);
-  sum += __builtin_convertvector(sums[1], Vector) * 256.0f;
-  sum += __builtin_convertvector(sums[2], Vector) * 65536.0f;
-  return sum;
+  const Vector lower = fma(__builtin_convertvector(sums[1], Vector), 256.0f, __builtin_convertvector(sums[0], Vector));
+  return fma(__builtin_convertvector(sums[2], Vector), 65536.0f, lower);
 }
 
 #else
@@ -110,7 +108,7 @@ inline __attribute__((always_inline)) void accumulate(const Digits& x, const Rig
 }
 
 inline Vector joined(const Integers (&sums)[kParts]) {
-  return __builtin_convertvector(sums[0], Vector) + __builtin_convertvector(sums[1], Vector) * 65536.0f;
+  return fma(__builtin_convertvector(sums[1], Vector), 65536.0f, __builtin_convertvector(sums[0], Vector));
 }
 
 #endif
@@ -133,7 +131,7 @@ __attribute__((noinline)) void tile(const Digits& x, const Right& right, float* 
       Vector scales[vectors];
       right.read_scales(begin, scales);
       for (int row = 0; row < rows; ++row)
-        for (int v = 0; v < vectors; ++v) sums[row][v] += joined(of_group[row][v]) * scales[v];
+        for (int v = 0; v < vectors; ++v) sums[row][v] = fma(joined(of_group[row][v]), scales[v], sums[row][v]);
     } else {
       for (int row = 0; row < rows; ++row)
         for (int v = 0; v < vectors; ++v) sums[row][v] += joined(of_group[row][v]);

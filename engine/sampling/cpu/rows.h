@@ -63,7 +63,7 @@ inline int32_t find_best(Row& row) {
   float zeros = 0;  // NaN if some logit is not finite
   for (int64_t begin = 0; begin < row.size; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, row.size);
-    Vector highs = Vector{} - INFINITY, sums{};
+    Vector highs = spread(-INFINITY), sums{};
     int64_t at = begin;
     for (; at + kWidth <= end; at += kWidth) {
       const Vector x = load(row.logits + at);
