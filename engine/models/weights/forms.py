@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from caching.page_dtype import quantize
 from engine.mesh import DeviceMesh
@@ -49,7 +50,9 @@ class Dense:
         )
 
     @classmethod
-    def made_of(cls, values: Array, parameter: Parameter, form: WeightFormat, mesh: DeviceMesh) -> "Dense":
+    def made_of(
+        cls, values: Array | NDArray[Any], parameter: Parameter, form: WeightFormat, mesh: DeviceMesh
+    ) -> "Dense":
         """The form of a parameter's ``values``; its outputs are one axis in a MATRIX layout."""
         return cls(as_laid_out(values, parameter, form.layout), form.layout, parameter.out(mesh.size))
 

@@ -48,7 +48,7 @@ def as_panels(rows: np.ndarray[Any, Any]) -> Array:
     ceil(out / width), ceil(in / together), width * together], with ``inputs_together`` of each
     output side by side. Raises KernelsUnavailable.
     """
-    panels: Array = jax.device_put(in_panels(rows))
+    panels: Array = jax.device_put(_in_panels(rows, _together(rows.dtype)))  # faster than numpy reorders
     return panels
 
 
@@ -64,7 +64,7 @@ def as_panels4(rows: np.ndarray[Any, Any]) -> Array:
 
 def in_panels(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """``as_panels`` on the host."""
-    return _in_panels(rows, _together(rows.dtype))
+    return np.ascontiguousarray(_in_panels(rows, _together(rows.dtype)))
 
 
 def _in_panels(rows: np.ndarray[Any, Any], together: int) -> np.ndarray[Any, Any]:
@@ -73,7 +73,7 @@ def _in_panels(rows: np.ndarray[Any, Any], together: int) -> np.ndarray[Any, Any
     missing = -out % width, -depth % together
     padded = np.pad(rows, [*[(0, 0)] * len(lead), *((0, count) for count in missing)]) if any(missing) else rows
     apart = padded.reshape(*lead, -1, width, padded.shape[-1] // together, together).swapaxes(-2, -3)
-    return np.ascontiguousarray(apart).reshape(*apart.shape[:-2], -1)
+    return apart.reshape(*apart.shape[:-2], -1)
 
 
 def _together(dtype: np.dtype[Any]) -> int:

@@ -118,13 +118,19 @@ def assemble(
 ) -> NDArray[Any]:
     """The part of a parameter at ``index``, a slice per axis; a fused axis is always whole.
 
-    It is zero where the source has no tensor, and in ``padding`` more along the last axis.
+    It is zero where the source has no tensor, and in ``padding`` more along the last axis. In memory
+    its axes have the order of the checkpoint: numpy would take longer to reorder them than to read
+    them, and ``jax.device_put`` does it in a fraction of the time.
     """
     windows = _windows(parameter, index)
-    *others, last = (stop - start for start, stop in windows.values())
     every = pieces(parameter, layer)
     found = [piece for piece in every if piece.tensor in source.names]
-    padded = (np.empty if len(found) == len(every) else np.zeros)((*others, last + padding), dtype)
+    sizes = {name: stop - start for name, (start, stop) in windows.items()}
+    last = sizes[parameter.names[-1]]
+    sizes[parameter.names[-1]] += padding
+    stored = sorted(parameter.names, key=_order(every[0]).__getitem__)
+    memory = (np.empty if len(found) == len(every) else np.zeros)([sizes[name] for name in stored], dtype)
+    padded = memory.transpose([stored.index(name) for name in parameter.names])
     padded[..., last:] = 0
     part = padded[..., :last]
     for piece in found:
@@ -132,6 +138,12 @@ def assemble(
         if region is not None:
             part[region] = _read(source, parameter, piece, windows)
     return padded
+
+
+def _order(piece: Piece) -> dict[str, int]:
+    """Places of a parameter's axes in a tensor; those that are fields of its name come first."""
+    names = [name for group in piece.groups for name in group]
+    return {name: -1 for name in piece.region} | {name: place for place, name in enumerate(names)}
 
 
 def given(

@@ -66,7 +66,7 @@ class TensorSource(Protocol):
         """A tensor's shape and dtype. Raises ConfigurationError for an unsupported dtype."""
 
     def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
-        """Part of a tensor in its stored dtype (bfloat16 is that of ml_dtypes)."""
+        """Part of a tensor in its stored dtype (bfloat16 is that of ml_dtypes), which may be the file's own memory."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,10 @@ class Checkpoint(SafetensorsSource[NDArray[np.uint8]]):
     tensors: Mapping[str, Stored[NDArray[np.uint8]]]
 
     def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
-        """See TensorSource; a copy."""
+        """See TensorSource."""
         stored, info = self.tensors[name], self.info(name)
         whole = np.frombuffer(stored.file, info.dtype, math.prod(info.shape), stored.begin).reshape(info.shape)
-        return np.array(whole[index])
+        return whole[index]
 
 
 def read_dtype(origin: str, name: str, stored: str) -> np.dtype[Any]:

@@ -20,7 +20,7 @@ from engine.models.heads.draft_head import DraftHead, draft_head, tensors_of_hea
 from engine.models.partition import Partition
 from engine.models.spec import layer_plan
 from engine.models.weights.factory import declared
-from engine.models.weights.forms import Scaled, dense_leaf, form_of, leaves_of
+from engine.models.weights.forms import Dense, Scaled, dense_leaf, form_of, leaves_of
 from engine.models.weights.parameters import Parameter, Role
 from engine.models.weights.pieces import assemble, pieces
 from engine.models.weights.published.compressed_tensors import int8_inputs
@@ -29,7 +29,7 @@ from engine.models.weights.published.int8_inputs import Int8Inputs
 from engine.models.weights.sources import TensorSource
 from engine.models.weights.text_part import TextPart
 from engine.models.weights.verification import verify
-from engine.models.weights.weight_format import Leaf, WeightFormat
+from engine.models.weights.weight_format import Layout, Leaf, WeightFormat
 
 AnyDecoder = Decoder | DraftHead
 Parts = list[NDArray[Any]]
@@ -290,12 +290,13 @@ def as_leaf(part: NDArray[Any], parameter: Parameter, form: WeightFormat) -> NDA
 
 def made_of(parts: Parts, parameter: Parameter, form: WeightFormat, mesh: DeviceMesh) -> Any:
     """The served form of a parameter of one layer, of each device's part."""
-    leaf = dense_leaf(parameter, form)
+    kind, leaf = form_of(parameter, form, mesh.size), dense_leaf(parameter, form)
+    if kind is Dense and form.layout is Layout.PANELS:  # which the host makes, for its one device
+        return jax.block_until_ready(kind.made_of(parts[0], parameter, form, mesh))
     devices = mesh.sharding(*parameter.split).addressable_devices_indices_map(parameter.sizes)
     placed = [jax.device_put(part, device) for part, device in zip(parts, devices, strict=True)]
     values = jax.make_array_from_single_device_arrays(leaf.shape, mesh.sharding(*leaf.split), placed)
     jax.block_until_ready(values)  # pending transfers would hold their parameters on the host
-    kind = form_of(parameter, form, mesh.size)
     return values if kind is None else kind.made_of(values, parameter, form, mesh)
 
 

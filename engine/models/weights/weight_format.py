@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from engine.mesh import TP
 from engine.models.weights import panels
@@ -110,10 +111,10 @@ def table_width(hidden: int, layout: Layout) -> int:
     return -(-hidden // TILE) * TILE if layout is Layout.MATRIX else hidden
 
 
-def as_laid_out(values: Array, parameter: Parameter, layout: Layout) -> Array:
+def as_laid_out(values: Array | NDArray[Any], parameter: Parameter, layout: Layout) -> Array:
     """A parameter's numbers [*axes] in a layout; MATRIX is how they come."""
     if layout is not Layout.PANELS:
-        return values
+        return jnp.asarray(values)
     numbers = np.asarray(values)
     if parameter.role is Role.TABLE:
         return panels.as_panels(numbers)
