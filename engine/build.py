@@ -45,8 +45,8 @@ from engine.warm_up import warm_up
 logger = logging.getLogger(__name__)
 
 Report = Callable[[Progress], None]
-Compile = Callable[[ServedModel, Decoders, StepShapes, Report], ExecutionManager]
-"""Compiles the steps of decoders. Raises jax.errors.JaxRuntimeError if the device is out of memory."""
+Begin = Callable[[ServedModel, Decoders, StepShapes], ExecutionManager]
+"""Begins to compile the steps of decoders, which may be abstract."""
 Built = TypeVar("Built")
 
 
@@ -117,13 +117,13 @@ class CompiledSteps:
         return LiveWeights(self.served, self.manager.decoder)
 
 
-def compile_steps(
-    served: ServedModel, decoders: Decoders, shapes: StepShapes, report: Report, *, keep: bool = False
+def begin_compiling(
+    served: ServedModel, decoders: Decoders, shapes: StepShapes, *, keep: bool = False
 ) -> ExecutionManager:
-    """Compile every function that a step may need; a Compile. If ``keep``, later starts read them."""
+    """Begin with every function that a step may need; a Begin. If ``keep``, later starts read them."""
     stored = stored_executables(served, decoders, shapes) if keep else None
     manager = ExecutionManager(decoders.model, shapes, served.backend, served.mesh, draft=decoders.draft, stored=stored)
-    manager.compile(report, staged=served.config.staged_readiness)
+    manager.begin(staged=served.config.staged_readiness)
     return manager
 
 
@@ -136,8 +136,8 @@ def build_engine(
     on one host. Raises DevicesUnavailable, and ConfigurationError if the model or machine cannot
     serve this.
     """
-    compiled = partial(compile_steps, keep=keep_executables and config.hosts is None)
-    return build(config, report, lambda steps: steps.engine(others), compiled)
+    begin = partial(begin_compiling, keep=keep_executables and config.hosts is None)
+    return build(config, report, lambda steps: steps.engine(others), begin)
 
 
 def build_executor(config: EngineConfig, report: Report) -> StepExecutor:
@@ -149,9 +149,11 @@ def build(
     config: EngineConfig,
     report: Report,
     complete: Callable[[CompiledSteps], Built],
-    compile_steps: Compile = compile_steps,
+    begin: Begin = begin_compiling,
 ) -> Built:
     """Call ``complete`` with the steps compiled for the largest pool that the device accepts.
+
+    Weights are read meanwhile: a compiler needs no more than their shapes.
 
     A smaller pool is tried if the device refuses one, if ``complete`` raises DeviceError because
     it is out of memory, or if the compiled steps need more memory than was planned.
@@ -170,10 +172,10 @@ def build(
             (planner.pool.num_bytes + served.resident_bytes) * served.mesh.num_local * on_host,
         )
     check_page_table(served.backend, _shapes(served, planner).pages_per_seq)
-    decoders = served.load_all(lambda done, total: report(Progress("loading weights", done, total, "bytes")))
+    start = _Start(served, served.abstract_all(), report, begin)
     while True:
         try:
-            return complete(_compile(served, decoders, planner, report, compile_steps))
+            return complete(start.compiled(planner))
         except DeviceError as refusal:
             if not refusal.out_of_memory or jax.process_count() > 1:  # the others would not retry
                 raise
@@ -195,20 +197,39 @@ def planned(served: ServedModel, budget: int) -> tuple[ServedModel, CachePlanner
     return served, planner
 
 
-def _compile(
-    served: ServedModel, decoders: Decoders, planner: CachePlanner, report: Report, compile_steps: Compile
-) -> CompiledSteps:
-    """Compile the steps over the planner's pool. The pool shrinks if they need more scratch.
+class _Start:
+    """The weights of a model and its compiled steps, made at the same time."""
 
-    Raises DeviceError if the device has no memory for the pool alone, or for a step.
-    """
-    while True:
-        shapes = _shapes(served, planner)
-        with device_errors():
-            jax.block_until_ready(served.allocator(shapes.cache)())  # probe, freed at once
-            manager = compile_steps(served, decoders, shapes, report)
-        if planner.fits(manager.scratch_bytes):
-            return CompiledSteps(served, manager)
+    def __init__(self, served: ServedModel, decoders: Decoders, report: Report, begin: Begin) -> None:
+        self._served, self._decoders = served, decoders
+        self._report, self._begin = report, begin
+        self._has_weights = False
+
+    def compiled(self, planner: CachePlanner) -> CompiledSteps:
+        """The steps compiled over the planner's pool, which shrinks if they need more scratch.
+
+        Raises DeviceError if the device has no memory for the pool alone, or for a step.
+        """
+        while True:
+            shapes = _shapes(self._served, planner)
+            manager = self._begin(self._served, self._decoders, shapes)
+            try:
+                self._load()
+                manager.adopt_weights()
+                with device_errors():
+                    jax.block_until_ready(self._served.allocator(shapes.cache)())  # probe, freed at once
+                    manager.complete(self._report)
+            finally:
+                manager.abandon()
+            if planner.fits(manager.scratch_bytes):
+                return CompiledSteps(self._served, manager)
+
+    def _load(self) -> None:
+        if not self._has_weights:
+            self._served.load_all(
+                self._decoders, lambda done, total: self._report(Progress("loading weights", done, total, "bytes"))
+            )
+            self._has_weights = True
 
 
 def _shapes(served: ServedModel, planner: CachePlanner) -> StepShapes:

@@ -29,7 +29,7 @@ from engine.models.spec import ModelSpec
 from engine.models.weights.opening import check_weights, open_weights
 from engine.models.weights.parameters import Role
 from engine.models.weights.published.compressed_tensors import int8_inputs
-from engine.models.weights.store import AnyDecoder, kept_in_8_bits, load_decoder, parameter_bytes
+from engine.models.weights.store import AnyDecoder, abstract_decoder, kept_in_8_bits, parameter_bytes, put
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.speculation.draft_model import checked_head, draft_spec
 from engine.speculation.speculative_config import EAGLE3, MTP
@@ -125,16 +125,26 @@ class ServedModel:
         """Allocates zeroed pages on every device; raises JaxRuntimeError if out of memory."""
         return self.backend.allocator(pool, self.mesh)
 
-    def load(self, progress: Callable[[int, int], None]) -> AnyDecoder:
-        """The decoder, or the draft head, with its weights, in ``weight_format``. Raises as ``load_decoder`` does."""
-        with open_weights(self.config.directory, self.config.weights_url) as source:
-            return load_decoder(source, self.partition, self.weight_format, mesh=self.mesh, progress=progress)
+    def abstract(self) -> AnyDecoder:
+        """The decoder, or the draft head, of shapes alone."""
+        return abstract_decoder(self.partition, self.weight_format, mesh=self.mesh)
 
-    def load_all(self, progress: Callable[[int, int], None]) -> Decoders:
-        """The decoder, and that of the draft model. Raises as ``load`` does."""
-        model, draft = self.load(progress), None if self.draft is None else self.draft.load(progress)
+    def abstract_all(self) -> Decoders:
+        """The decoder, and that of the draft model, of shapes alone."""
+        model, draft = self.abstract(), None if self.draft is None else self.draft.abstract()
         assert isinstance(model, Decoder)
         return Decoders(model, draft)
+
+    def load(self, decoder: AnyDecoder, progress: Callable[[int, int], None]) -> None:
+        """Give the decoder, or the draft head, its weights. Raises as ``put`` does."""
+        with open_weights(self.config.directory, self.config.weights_url) as source:
+            put(source, decoder, self.weight_format, mesh=self.mesh, progress=progress)
+
+    def load_all(self, decoders: Decoders, progress: Callable[[int, int], None]) -> None:
+        """Give both their weights. Raises as ``load`` does."""
+        self.load(decoders.model, progress)
+        if self.draft is not None and decoders.draft is not None:
+            self.draft.load(decoders.draft, progress)
 
     def describe(self) -> dict[str, str]:
         """The model and its device, in words."""

@@ -29,10 +29,10 @@ FORMS = {
 """Latents have no form of 8 bits."""
 
 
-def greedy_steps(served, decoders, shapes, report):
-    """A Compile of what greedy requests run, in steps of one size."""
+def greedy_steps(served, decoders, shapes):
+    """A Begin of what greedy requests run, in steps of one size."""
     manager = GreedyManager(decoders.model, replace(shapes, smallest_step=CHUNK), served.backend, served.mesh)
-    manager.compile(report)
+    manager.begin()
     return manager
 
 

@@ -1,7 +1,7 @@
 """build_engine: from a model directory to an engine that is ready, or words that say why not."""
 
-import dataclasses
 import math
+import threading
 from functools import partial
 from types import SimpleNamespace
 
@@ -47,7 +47,7 @@ def build_config(directory, **settings):
     return EngineConfig(**(defaults | settings))
 
 
-def compile_nothing(served, decoders, shapes, _report):
+def compile_nothing(served, decoders, shapes):
     """In the place of the compiler, where steps are only counted with."""
     return ExecutionManager(decoders.model, shapes, served.backend, served.mesh)
 
@@ -220,19 +220,15 @@ WORDS = "RESOURCE_EXHAUSTED: Out of memory allocating 1234 bytes.\nAnd much more
 
 def refuse_above(monkeypatch, allocation):
     """A device that has no memory for more than so many pages."""
-    choose = choose_backend
+    allocator = served_model.ServedModel.allocator
 
-    def choosing(*arguments, **options):
-        backend = choose(*arguments, **options)
+    def refusing(served, pool):
+        def refuse():
+            raise ValueError(WORDS)  # as on a CPU
 
-        def allocate(metadata):
-            if metadata.num_pages > allocation:
-                raise ValueError(WORDS)  # as on a CPU
-            return backend.allocate(metadata)
+        return refuse if pool.num_pages > allocation else allocator(served, pool)
 
-        return dataclasses.replace(backend, allocate=allocate)
-
-    monkeypatch.setattr(served_model, "choose_backend", choosing)
+    monkeypatch.setattr(served_model.ServedModel, "allocator", refusing)
 
 
 def test_a_pool_that_the_device_refuses_is_made_smaller(shallow, monkeypatch, caplog):
@@ -245,9 +241,9 @@ def test_a_pool_that_the_device_refuses_is_made_smaller(shallow, monkeypatch, ca
                 raise JaxRuntimeError(WORDS)  # as the first step of it would
         return steps.engine()
 
-    def compile_what_fits(served, decoders, shapes, report):
-        compile_steps = compile_nothing if shapes.cache.num_pages > 25 else build.compile_steps
-        return compile_steps(served, decoders, shapes, report)
+    def compile_what_fits(served, decoders, shapes):
+        begin = compile_nothing if shapes.cache.num_pages > 25 else build.begin_compiling
+        return begin(served, decoders, shapes)
 
     config = build_config(shallow, staged_readiness=True)
     engine = build.build(config, lambda progress: None, start, compile_what_fits)
@@ -303,6 +299,51 @@ def test_a_step_that_takes_more_scratch_than_was_guessed_leaves_fewer_pages(dire
 
     assert pages == 22
     assert "23 pages instead of 33" in caplog.text
+
+
+def test_weights_are_read_while_steps_are_compiled(shallow):
+    """A function is being compiled when the first of them is reported."""
+    compiling, reading = threading.Event(), threading.Event()
+
+    class Manager(ExecutionManager):
+        def _compile(self, program):
+            compiling.set()
+            assert reading.wait(60)
+            super()._compile(program)
+
+    def begin(served, decoders, shapes):
+        manager = Manager(decoders.model, shapes, served.backend, served.mesh)
+        manager.begin(staged=True)
+        return manager
+
+    def report(progress):
+        if progress.stage == "loading weights":
+            assert compiling.wait(60)
+            reading.set()
+
+    engine = build.build(build_config(shallow), report, lambda steps: steps.engine(), begin)
+
+    engine.add(Sequence("", [5, 6, 7], SamplingParams(), frozenset(), 9, seed=3))
+    while engine.has_work:
+        engine.step()
+    assert (engine.stats().generated_tokens, engine.stats().failed_steps) == (9, 0)
+
+
+def test_nothing_more_is_compiled_for_weights_that_cannot_be_read(tmp_path):
+    """What has not begun by then never does."""
+    directory = build_checkpoint(tmp_path, num_hidden_layers=1)
+    tensors = random_tensors(VARIANTS["llama2"].config | {"num_hidden_layers": 1}, 0)
+    write_tensors(directory, {name: tensor for name, tensor in tensors.items() if name != "model.norm.weight"})
+    managers = []
+
+    def begin(*arguments):
+        managers.append(build.begin_compiling(*arguments))
+        return managers[-1]
+
+    with pytest.raises(ConfigurationError, match="norm"):
+        build.build(build_config(directory), lambda progress: None, lambda steps: steps.engine(), begin)
+
+    assert any(job.cancelled() for job in managers[0]._compiling)
 
 
 def test_devices_that_cannot_be_taken_are_told_in_their_words(directory, monkeypatch):

@@ -15,7 +15,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from caching.attention.spec import AttentionSpec
-from engine.build import build, compile_steps
+from engine.build import begin_compiling, build
 from engine.config import DEMO_DRAFT_MODEL, DEMO_MODEL, EngineConfig, directory_of
 from engine.models.decoder import Decoder
 from engine.models.feed_forward import GatedSpec
@@ -109,9 +109,8 @@ def test_a_draft_learns_what_its_target_says() -> None:
 def texts() -> dict[tuple[str, float], list[Text]]:
     """The shipped model's answers to few prompts that no training has read, by kind and temperature."""
 
-    def compile_one_size(served, decoder, shapes, *rest, **others):
-        shapes = replace(shapes, smallest_step=shapes.max_num_batched_tokens)
-        return compile_steps(served, decoder, shapes, *rest, **others)
+    def compile_one_size(served, decoder, shapes):
+        return begin_compiling(served, decoder, replace(shapes, smallest_step=shapes.max_num_batched_tokens))
 
     config = EngineConfig(max_num_batched_tokens=32, max_num_seqs=8)
     engine = build(config, lambda _: None, lambda compiled: compiled.engine(), compile_one_size)

@@ -132,7 +132,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def loaded(directory: Path, **settings: Any) -> list[NDArray[Any]]:
     """All arrays of a checkpoint's weights as an engine loads them."""
     defaults = {"model": str(directory), "max_num_seqs": 3, "max_num_batched_tokens": 4, "page_size": 4}
-    decoder = served_model(EngineConfig(**(defaults | settings))).load(lambda done, total: None)
+    served = served_model(EngineConfig(**(defaults | settings)))
+    decoder = served.abstract()
+    served.load(decoder, lambda done, total: None)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(decoder))]
 
 

@@ -200,7 +200,8 @@ def test_the_form_that_is_served_is_said(asked: str | None, dtype: str, words: s
     served = served_model(EngineConfig(model=str(GOLDENS / "awq"), quantization=asked, dtype="float32"))
 
     assert words in served.describe()["dtype"]
-    decoder = served.load(lambda done, total: None)
+    decoder = served.abstract()
+    served.load(decoder, lambda done, total: None)
     assert decoder.layers[0].mlp.down_kernel.get_value().values.dtype == dtype
 
 

@@ -50,14 +50,14 @@ EXHAUSTIVE = ("experts", "8-bit pages", "states of delta nets, no step ahead", "
 def build_engine(model, speculation, **settings):
     """An engine whose steps are all of one size, so that less is compiled; drafts are granted whatever they cost."""
 
-    def compile_steps(served, decoders, shapes, report):
+    def begin(served, decoders, shapes):
         shapes = replace(shapes, smallest_step=shapes.max_num_batched_tokens)
         manager = ExecutionManager(decoders.model, shapes, served.backend, served.mesh, draft=decoders.draft)
-        manager.compile(report)
+        manager.begin()
         return manager
 
     config = EngineConfig(model=str(model), speculative_config=speculation, **{**SIZES, **settings})
-    engine = build(config, lambda _: None, lambda compiled: compiled.engine(), compile_steps)
+    engine = build(config, lambda _: None, lambda compiled: compiled.engine(), begin)
     if speculation:
         engine._scheduler.speculation._seconds = lambda _tokens, _passes: None
     return engine

@@ -10,7 +10,9 @@ from caching import instruction_set
 MAX_ISA = {"baseline": "SSE4_2", "avx2": "AVX2", "avx512": "AVX512", "avx512vnni": "AVX512"}
 """What XLA calls the instructions, by the value of ODRIVER_CPU_ISA."""
 QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-if Version(version("jaxlib")) < Version("0.11"):  # later ones know no other way, and end a process that is given this flag
+if Version(version("jaxlib")) < Version(
+    "0.11"
+):  # later ones know no other way, and end a process that is given this flag
     QUICK += " --xla_cpu_use_fusion_emitters=false"
 """Less than half the time to compile, which is most of what an engine's tests take: no optimisation, a function is not cut into
 parts for more threads than there are cores, and fusions are written without the passes of MLIR. scripts/test --all compiles

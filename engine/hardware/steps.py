@@ -34,18 +34,18 @@ def measure_steps(config: EngineConfig, scale: Scale, chip: Chip, kind: str, rep
     """
     compilations: list[Compilation] = []
 
-    def compile_steps(served: ServedModel, made: Decoders, shapes: StepShapes, report: Report) -> ExecutionManager:
+    def begin_compiling(served: ServedModel, made: Decoders, shapes: StepShapes) -> ExecutionManager:
         compilations.clear()
         manager = ExecutionManager(
             made.model, shapes, served.backend, served.mesh, compilations.append, draft=made.draft
         )
         decoders.append(made.model)
-        manager.compile(report)
+        manager.begin()
         return manager
 
     decoders: list[Decoder] = []
     begun = time.perf_counter()
-    compiled, engine = build(config, report, lambda compiled: (compiled, compiled.engine()), compile_steps)
+    compiled, engine = build(config, report, lambda compiled: (compiled, compiled.engine()), begin_compiling)
     yield Measurement(
         section="steps", what="start of the engine", value=time.perf_counter() - begun, unit="s",
         note=f"{len(compilations)} functions, of which the compiler took {sum(one.seconds for one in compilations):.1f} s",

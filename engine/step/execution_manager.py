@@ -3,7 +3,7 @@
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any
 
@@ -92,26 +92,41 @@ class ExecutionManager:
         self._ready_tokens: list[int] = []
         self.scratch_bytes = 0
         """The most that a step takes besides weights and pages; 0 if the compiler does not say."""
+        self._compilers, self._compiling = ThreadPoolExecutor(os.cpu_count(), "compile"), list[Future[None]]()
         self.staged = StagedCompilation([], self._publish)
-        """Functions that ``compile`` has deferred."""
+        """Functions that are left to be compiled while serving."""
 
     def compile(self, report: Callable[[Progress], None], *, staged: bool = False) -> None:
-        """Compile every program of every bucket, one per core at a time: XLA releases the GIL.
+        """``begin`` and ``complete``."""
+        self.begin(staged=staged)
+        self.complete(report)
 
-        If ``staged``, compile buckets that cover all steps; defer the others to ``self.staged``.
+    def begin(self, *, staged: bool = False) -> None:
+        """Have every program of every bucket compiled, one per core at a time: XLA releases the GIL.
+
+        If ``staged``, it is buckets that cover all steps; the others are left to ``self.staged``.
         """
         buckets = self.shapes.buckets
         jobs = self._jobs(covering_buckets(buckets) if staged else buckets)
-        report(Progress("compiling", 0, len(jobs), "functions"))
-        pool = ThreadPoolExecutor(os.cpu_count())
+        self._compiling = [self._compilers.submit(job) for job in jobs]
+
+    def complete(self, report: Callable[[Progress], None]) -> None:
+        """Wait for what has begun, and let steps use it; raises the error of a job that failed."""
+        count, at_first = len(self._compiling), sum(job.done() for job in self._compiling)
+        report(Progress("compiling", at_first, count, "functions"))
         try:
-            for done, future in enumerate(as_completed([pool.submit(job) for job in jobs]), start=1):
-                future.result()
-                report(Progress("compiling", done, len(jobs), "functions"))
-        finally:  # after a fault or a signal, drop the queue
-            pool.shutdown(wait=False, cancel_futures=True)
+            for done, job in enumerate(as_completed(self._compiling), start=1):
+                job.result()
+                if done > at_first:
+                    report(Progress("compiling", done, count, "functions"))
+        finally:
+            self.abandon()
         self._publish()
-        self.staged = StagedCompilation(self._jobs(buckets), self._publish)
+        self.staged = StagedCompilation(self._jobs(self.shapes.buckets), self._publish)
+
+    def abandon(self) -> None:
+        """Compile nothing of what has begun but what is being compiled: after a fault, or a signal."""
+        self._compilers.shutdown(wait=False, cancel_futures=True)
 
     @property
     def weights(self) -> list[Array]:
@@ -124,8 +139,10 @@ class ExecutionManager:
         return self._forward.head
 
     def adopt_weights(self) -> None:
-        """Use the arrays that the decoder has now in the steps to come. Nothing is compiled."""
+        """Use the arrays that the decoders have now in the steps to come. Nothing is compiled."""
         self._forward.adopt_weights()
+        if self._draft is not None:
+            self._draft.adopt_weights()
 
     @property
     def feeds_drafts(self) -> bool:

@@ -143,7 +143,7 @@ def assemble(
 def _order(piece: Piece) -> dict[str, int]:
     """Places of a parameter's axes in a tensor; those that are fields of its name come first."""
     names = [name for group in piece.groups for name in group]
-    return {name: -1 for name in piece.region} | {name: place for place, name in enumerate(names)}
+    return dict.fromkeys(piece.region, -1) | {name: place for place, name in enumerate(names)}
 
 
 def given(

@@ -23,6 +23,9 @@ class DraftPass(Protocol):
     def weights(self) -> list[Array]:
         """What the programs take first."""
 
+    def adopt_weights(self) -> None:
+        """Take the arrays that the model or head has now, of the same shapes."""
+
     @property
     def specs(self) -> list[Any]:
         """How these are sharded."""

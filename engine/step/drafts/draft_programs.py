@@ -60,6 +60,10 @@ class DraftPrograms:
         """What the programs take first."""
         return self._pass.weights
 
+    def adopt_weights(self) -> None:
+        """See DraftPass."""
+        self._pass.adopt_weights()
+
     @property
     def feeds(self) -> bool:
         """Whether there is FEED_DRAFT_MODEL."""

@@ -47,6 +47,10 @@ class FedHead(Generic[Head]):
         """See DraftPass; those of the model's tables, as they are now, come last."""
         return self._split.weights + jax.tree.leaves(self._shared_values)
 
+    def adopt_weights(self) -> None:
+        """See DraftPass."""
+        self._split.adopt_weights()
+
     @property
     def specs(self) -> list[Any]:
         """See DraftPass."""

@@ -42,6 +42,10 @@ class ModelPass:
         """See DraftPass."""
         return self._split.weights
 
+    def adopt_weights(self) -> None:
+        """See DraftPass."""
+        self._split.adopt_weights()
+
     @property
     def specs(self) -> list[Any]:
         """See DraftPass."""
