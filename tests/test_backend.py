@@ -9,6 +9,7 @@ import pytest
 
 from caching import cpu_kernels
 from caching.attention import cpu_attention
+from caching.attention.xla_attention import GPU_DECODE_BLOCK_TOKENS, XLAAttention
 from caching.cpu_kernels import KernelsUnavailable
 from engine.errors import ConfigurationError
 from engine.models.weights import panels
@@ -88,10 +89,11 @@ def test_pages_the_kernel_does_not_know_are_left_to_xla(kv_dtype):
 
 
 def test_other_devices_are_served_by_xla(monkeypatch):
-    """The CPU's kernels are for CPUs."""
+    """The CPU's kernels are for CPUs. A GPU waits for the host in loops: there are fewer, and of fewer turns."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
-    assert choose_backend(16, 64, FLOAT32) == dataclasses.replace(XLA, scans=True, smallest_step=16)
+    attention = XLAAttention(FLOAT32, GPU_DECODE_BLOCK_TOKENS)
+    assert choose_backend(16, 64, FLOAT32) == dataclasses.replace(XLA, attention=attention, smallest_step=16)
 
 
 def test_what_the_operator_asks_for_serves_or_is_refused():

@@ -15,6 +15,9 @@ from caching.page_dtype import as_read, as_stored
 DECODE_BLOCK_TOKENS = 64
 """Keys per iteration over decoding rows; of 32 to 256 the fastest at 32 rows on a 2-core CPU."""
 
+GPU_DECODE_BLOCK_TOKENS = 256
+"""The same where the host has to look whether a loop goes on."""
+
 PREFILL_BLOCK_TOKENS = 128
 """Keys per iteration of one prefill tile."""
 
@@ -34,6 +37,8 @@ class XLAAttention:
 
     kv_dtype: np.dtype
     """The dtype of the numbers, see ``page_dtype``; the arrays have its ``stored_dtype``."""
+    decode_block: int = DECODE_BLOCK_TOKENS
+    """Keys per iteration over decoding rows."""
     fuses_rotation: ClassVar[bool] = False
 
     def __call__(self, spec: AttentionSpec, view: CacheView, inputs: AttentionInputs) -> tuple[Array, Array]:
@@ -43,7 +48,7 @@ class XLAAttention:
             places = view.table.locate(inputs.q.shape[0], pages.shape[3])
             pages = write_pages(pages, inputs.k, inputs.v, *places, self.kv_dtype)
         stored = _Pages(pages, self.kv_dtype, inputs.q.dtype)
-        return pages, _attend(spec, stored, view.table, inputs.q, inputs.sinks)
+        return pages, _attend(spec, stored, self.decode_block, view.table, inputs.q, inputs.sinks)
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,9 @@ def _scores(spec: AttentionSpec, q: Array, keys: Array) -> Array:
     return jnp.tanh(scores * np.float32(1 / spec.soft_cap)) * np.float32(spec.soft_cap)
 
 
-def _attend(spec: AttentionSpec, pages: _Pages, table: PageTable, q: Array, sinks: Array | None) -> Array:
+def _attend(
+    spec: AttentionSpec, pages: _Pages, decode_block: int, table: PageTable, q: Array, sinks: Array | None
+) -> Array:
     """q[T, heads, head_dim] -> like q.
 
     The cost follows the rows' context: loops over blocks of keys end at the longest row. The
@@ -94,7 +101,9 @@ def _attend(spec: AttentionSpec, pages: _Pages, table: PageTable, q: Array, sink
     q_lens = table.cu_q_lens[1:] - table.cu_q_lens[:-1]
     num_decodes = jnp.sum(jnp.cumprod((q_lens == 1).astype(jnp.int32)))
     q = (q.astype(jnp.float32) * np.float32(spec.scale)).astype(q.dtype)
-    layer = _Layer(spec, pages, None if sinks is None else sinks.astype(jnp.float32).reshape(pages.kv_heads, -1))
+    layer = _Layer(
+        spec, pages, decode_block, None if sinks is None else sinks.astype(jnp.float32).reshape(pages.kv_heads, -1)
+    )
     decoded = layer.decode_rows(q[: table.kv_lens.shape[0]], table, num_decodes)
     if q.shape[0] == 1:
         return decoded
@@ -107,6 +116,7 @@ class _Layer:
 
     spec: AttentionSpec
     pages: _Pages
+    decode_block: int
     sinks: Array | None
     """f32[kv_heads, group]"""
 
@@ -114,7 +124,7 @@ class _Layer:
         """Attention of the leading rows of one query each; q[rows, heads, head_dim] -> like q."""
         rows, heads, head_dim = q.shape
         kv_heads, page_size = self.pages.kv_heads, self.pages.page_size
-        block_pages = max(1, DECODE_BLOCK_TOKENS // page_size)
+        block_pages = max(1, self.decode_block // page_size)
         block = block_pages * page_size
         grouped = q.reshape(rows, kv_heads, heads // kv_heads, head_dim)
         lens = jnp.where(jnp.arange(rows, dtype=jnp.int32) < num_decodes, table.kv_lens, 0)

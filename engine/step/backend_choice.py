@@ -8,7 +8,7 @@ import numpy as np
 from caching.attention import cpu_attention
 from caching.attention.cpu_attention import CPUAttention
 from caching.attention.spec import Kernel
-from caching.attention.xla_attention import XLAAttention
+from caching.attention.xla_attention import DECODE_BLOCK_TOKENS, GPU_DECODE_BLOCK_TOKENS, XLAAttention
 from caching.attention.xla_latents import XLALatentAttention
 from caching.cpu_kernels import KernelsUnavailable
 from caching.instruction_set import UnknownInstructions
@@ -34,8 +34,9 @@ TPU_PAGE_SIZE = 128
 
 def xla_backend(kv_dtype: np.dtype, *, latents: bool = False) -> Backend:
     """XLA's operations over pages of a dtype, on any device; of ``latents``, if there are such."""
-    widens = jax.default_backend() == "cpu"
-    attention: Kernel = XLALatentAttention(widens) if latents else XLAAttention(kv_dtype)
+    platform = jax.default_backend()
+    block = GPU_DECODE_BLOCK_TOKENS if platform == "gpu" else DECODE_BLOCK_TOKENS
+    attention: Kernel = XLALatentAttention(platform == "cpu") if latents else XLAAttention(kv_dtype, block)
     return Backend(attention, PagedAttentionCache.allocate, description="XLA's operations")
 
 
@@ -118,8 +119,8 @@ def choose_backend(
         raise ConfigurationError(
             f"attention_backend {attention_backend} is for {', '.join(CHIPS)}, not for {kind}: choose auto or xla"
         )
-    if platform != "cpu":
-        return replace(xla, scans=True, smallest_step=SMALLEST_ACCELERATOR_STEP)
+    if platform != "cpu":  # on a GPU a scan would copy each layer's weights, and wait for the host
+        return replace(xla, scans=platform == "tpu", smallest_step=SMALLEST_ACCELERATOR_STEP)
     if devices > 1:
         return replace(xla, description=f"{xla.description}: oDriver's CPU kernels are for one device")
     try:
