@@ -9,7 +9,7 @@ from typing import Any
 from engine.adapters.lora_modules import paths_by_name
 from engine.errors import ConfigurationError, require_setting
 from engine.hosts.hosts import Hosts, check_hosts
-from engine.scheduling.client_weights import weights_by_client
+from engine.scheduling.waiting.client_weights import weights_by_client
 from engine.speculation.speculative_config import EXAMPLE, SpeculativeConfig, parse_speculative_config
 
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"

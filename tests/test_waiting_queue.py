@@ -3,9 +3,9 @@
 import pytest
 
 from engine.sampling_params import SamplingParams
-from engine.scheduling.client_turns import REMEMBERED
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.waiting_queue import REMEMBERED_LEVELS, WaitingQueue
+from engine.scheduling.waiting.client_turns import REMEMBERED
+from engine.scheduling.waiting.waiting_queue import REMEMBERED_LEVELS, WaitingQueue
 
 
 def build_sequence(request_id: str, client: str = "", priority: int = 0, prompt: int = 10, user: str = "") -> Sequence:

@@ -11,7 +11,7 @@ from engine.scheduling.prompt_chunks import PromptChunks
 from engine.scheduling.running_sequences import RunningSequences
 from engine.scheduling.sequence import Sequence, SequenceStatus
 from engine.scheduling.sequence_memory import SequenceMemory
-from engine.scheduling.waiting_queue import WaitingQueue
+from engine.scheduling.waiting.waiting_queue import WaitingQueue
 
 LOOKED_AT = 128
 """Sequences that may be passed by in one plan, each for some microseconds: half of them may be the

@@ -8,7 +8,7 @@ from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.running_sequences import RunningSequences
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus, TokenLogprobs
 from engine.scheduling.speculation import Speculation
-from engine.scheduling.waiting_queue import WaitingQueue
+from engine.scheduling.waiting.waiting_queue import WaitingQueue
 
 CHARGED_AT_ONCE = 16
 """Generated tokens after which a client is charged for them, as each charge has a price."""

@@ -9,7 +9,7 @@ import msgspec
 
 from engine.scheduling.running_sequences import RunningSequences
 from engine.scheduling.sequence import Sequence, SequenceStatus
-from engine.scheduling.waiting_queue import WaitingQueue
+from engine.scheduling.waiting.waiting_queue import WaitingQueue
 
 logger = logging.getLogger(__name__)
 

@@ -68,7 +68,7 @@ from engine.scheduling.running_sequences import RunningSequences
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.speculation import Speculation, most_samples
-from engine.scheduling.waiting_queue import WaitingQueue
+from engine.scheduling.waiting.waiting_queue import WaitingQueue
 
 
 class InferenceScheduler:

@@ -34,7 +34,7 @@ from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.speculation import Speculation
-from engine.scheduling.waiting_queue import OUTPUT_WEIGHT
+from engine.scheduling.waiting.waiting_queue import OUTPUT_WEIGHT
 from scripts.benchmarks.histories.simulated_constraint import LateConstraint
 from scripts.benchmarks.histories.simulated_drafts import Row, SimulatedDrafts
 from scripts.benchmarks.histories.simulated_host import SimulatedHost

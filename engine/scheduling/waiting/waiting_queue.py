@@ -9,8 +9,8 @@ from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
-from engine.scheduling.client_turns import ClientTurns, Position
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.waiting.client_turns import ClientTurns, Position
 
 OUTPUT_WEIGHT = 2
 """What a generated token counts, beside one of a prompt: the figure of Sheng et al. (2024)."""

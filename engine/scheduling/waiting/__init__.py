@@ -1,0 +1,1 @@
+"""Who is next: the queue of waiting sequences, and the turns of clients."""
