@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from driver import compile_grammars
 from driver.errors import Overloaded
+from driver.grammars import compile_grammars
 from driver.grammars.compile_grammars import MOST_INDEXED, CompileGrammars
 from driver.grammars.compiler import LAST, GrammarRefused
 from driver.grammars.constraint import CompiledGrammar
