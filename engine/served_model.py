@@ -26,9 +26,9 @@ from engine.models.layers.experts import ExpertsSpec
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import ModelSpec
-from engine.models.weights.opening import check_weights, open_weights
 from engine.models.weights.parameters import Role
 from engine.models.weights.published.compressed_tensors import int8_inputs
+from engine.models.weights.sources.opening import check_weights, open_weights
 from engine.models.weights.store import AnyDecoder, abstract_decoder, kept_in_8_bits, parameter_bytes, put
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.speculation.draft_model import checked_head, draft_spec

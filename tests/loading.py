@@ -11,7 +11,7 @@ from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
-from engine.models.weights.sources import open_checkpoint
+from engine.models.weights.sources.checkpoint import open_checkpoint
 from engine.models.weights.store import load_decoder
 from engine.models.weights.weight_format import WeightFormat
 

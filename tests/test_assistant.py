@@ -24,7 +24,7 @@ from engine.mesh import DeviceMesh
 from engine.models.heads.assistant_config import read_assistant
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
-from engine.models.weights.sources import open_checkpoint
+from engine.models.weights.sources.checkpoint import open_checkpoint
 from engine.models.weights.store import load_decoder
 from engine.served_model import served_model
 

@@ -22,8 +22,8 @@ from engine.hub.obtain import obtained
 from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
-from engine.models.weights.bucket_source import BucketCheckpoint
-from engine.models.weights.opening import open_weights
+from engine.models.weights.sources.bucket_source import BucketCheckpoint
+from engine.models.weights.sources.opening import open_weights
 from engine.models.weights.store import load_decoder
 
 BUCKET = "gs://models"

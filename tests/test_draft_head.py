@@ -30,7 +30,8 @@ from engine.models.heads.mtp_layer import mtp_head
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.models.step_context import StepContext
-from engine.models.weights.sources import Arrays, open_checkpoint
+from engine.models.weights.sources.checkpoint import open_checkpoint
+from engine.models.weights.sources.tensor_source import Arrays
 from engine.models.weights.store import load_decoder
 from engine.models.weights.weight_format import WeightFormat
 from engine.served_model import served_model

@@ -20,8 +20,8 @@ from engine.hub.obtain import obtained
 from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
-from engine.models.weights.easydel import TENSORSTORE_INDEX, easydel_checkpoint
-from engine.models.weights.opening import check_weights, open_weights
+from engine.models.weights.sources.easydel import TENSORSTORE_INDEX, easydel_checkpoint
+from engine.models.weights.sources.opening import check_weights, open_weights
 from engine.models.weights.store import load_decoder
 
 pytestmark = pytest.mark.filterwarnings("default")

@@ -23,7 +23,7 @@ from engine.models.weights.factory import ParameterFactory, declared
 from engine.models.weights.forms import Dense, InStack, Scaled
 from engine.models.weights.parameters import Parameter, Role, tensors
 from engine.models.weights.pieces import assemble
-from engine.models.weights.sources import Arrays
+from engine.models.weights.sources.tensor_source import Arrays
 from engine.models.weights.weight_format import Groups, Layout, WeightFormat
 
 HIDDEN, TOKENS = 8, 6

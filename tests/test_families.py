@@ -16,7 +16,7 @@ from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.model_config import families_in, read_model_config
 from engine.models.rope import inverse_frequencies
 from engine.models.spec import BlockSpec, ModelSpec, RopeSpec
-from engine.models.weights.opening import check_weights
+from engine.models.weights.sources.opening import check_weights
 from engine.request_limits import MOST_EOS_TOKEN_IDS
 from engine.sampling.logit_bias import bias_of
 from engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams

@@ -20,7 +20,8 @@ from engine.models.partition import split
 from engine.models.spec import BlockSpec, LayerGroup, layer_plan
 from engine.models.weights.parameters import Parameter, Role, TensorRule, tensors
 from engine.models.weights.pieces import assemble
-from engine.models.weights.sources import Arrays, open_checkpoint
+from engine.models.weights.sources.checkpoint import open_checkpoint
+from engine.models.weights.sources.tensor_source import Arrays
 from engine.models.weights.store import load_decoder
 
 FUSED = """

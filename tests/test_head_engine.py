@@ -41,7 +41,8 @@ from engine.models.heads.assistant_config import read_assistant
 from engine.models.heads.mtp_layer import mtp_head
 from engine.models.partition import split
 from engine.models.step_context import StepContext
-from engine.models.weights.sources import Arrays, open_checkpoint
+from engine.models.weights.sources.checkpoint import open_checkpoint
+from engine.models.weights.sources.tensor_source import Arrays
 from engine.models.weights.store import load_decoder
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence

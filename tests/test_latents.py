@@ -24,7 +24,7 @@ from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.models.weights.published.dequantised import Dequantised
 from engine.models.weights.published.fp8 import fp8
-from engine.models.weights.sources import Arrays
+from engine.models.weights.sources.tensor_source import Arrays
 from engine.models.weights.store import load_decoder
 from engine.planner.topology import chips_of
 from engine.served_model import page_dtype

@@ -33,7 +33,8 @@ from engine.models.weights.published import packed, stored
 from engine.models.weights.published.dequantised import Dequantised
 from engine.models.weights.published.fp8 import fp8
 from engine.models.weights.published.mxfp4 import MXFP4
-from engine.models.weights.sources import Arrays, open_checkpoint
+from engine.models.weights.sources.checkpoint import open_checkpoint
+from engine.models.weights.sources.tensor_source import Arrays
 from engine.models.weights.store import load_decoder, put
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.planner.chip_fit import ChipFit
@@ -232,7 +233,7 @@ def write_any(path: Path, tensors: dict[str, NDArray[Any]]) -> None:
 
 def stored_dtypes() -> dict[str, Any]:
     """The dtypes of the format."""
-    from engine.models.weights.safetensors_header import DTYPES
+    from engine.models.weights.sources.safetensors_header import DTYPES
 
     return DTYPES
 

@@ -24,7 +24,7 @@ from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import layer_plan
 from engine.models.weights.factory import declared
 from engine.models.weights.parameters import AXES
-from engine.models.weights.sources import open_checkpoint
+from engine.models.weights.sources.checkpoint import open_checkpoint
 from engine.models.weights.store import abstract_decoder, load_decoder, parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.served_model import split_over_devices

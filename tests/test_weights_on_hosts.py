@@ -21,7 +21,7 @@ from engine.hosts.sent_weights import stage_as_told
 from engine.live.read_files import fingerprint, open_files
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import StartWeights, WeightArrays, WeightFiles
-from engine.models.weights.sources import Arrays
+from engine.models.weights.sources.tensor_source import Arrays
 from engine.step.commands import DiscardWeights, decode_command
 from ipc.client import Client
 from ipc.connection import weight_transfer

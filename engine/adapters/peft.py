@@ -14,7 +14,7 @@ import msgspec
 
 from engine.adapters.adapter import AdapterError
 from engine.adapters.targets import Targets
-from engine.models.weights.text_part import TEXT_PREFIXES, text_name
+from engine.models.weights.sources.text_part import TEXT_PREFIXES, text_name
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

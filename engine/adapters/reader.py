@@ -30,7 +30,7 @@ from engine.errors import ConfigurationError
 from engine.live.read_files import open_file
 from engine.models.adapters.kernels import AdaptedWeight, Factors
 from engine.models.adapters.tables import AdaptedEmbedding, AdaptedHead
-from engine.models.weights.sources import FLOATS, TensorSource
+from engine.models.weights.sources.tensor_source import FLOATS, TensorSource
 
 MAX_CONFIG_BYTES = 2**20
 ALL = slice(None)
@@ -226,7 +226,7 @@ def _block(kernel: AdaptedWeight, a: Factors, b: Factors) -> list[NDArray[Any]]:
 def _opened(directory: str) -> Iterator[tuple[bytes, TensorSource]]:
     """The content of the configuration, and the tensors."""
     if directory.startswith("gs://"):
-        from engine.models.weights.bucket_source import STREAMS, bucket_checkpoint, bucket_errors, bucket_path
+        from engine.models.weights.sources.bucket_source import STREAMS, bucket_checkpoint, bucket_errors, bucket_path
 
         with ThreadPoolExecutor(STREAMS, "bucket") as pool:
             with bucket_errors(directory):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import WeightSource
-from engine.models.weights.sources import TensorSource
+from engine.models.weights.sources.tensor_source import TensorSource
 from engine.step.commands import Command
 
 StageHere = Callable[[], StagedWeights]

@@ -28,7 +28,7 @@ from engine.hosts.other_processes import StageHere
 from engine.hosts.remote_weights import RemoteProcess, Staged
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import WeightSource
-from engine.models.weights.sources import TensorSource
+from engine.models.weights.sources.tensor_source import TensorSource
 from engine.step.commands import (
     Answer,
     AskToStop,

@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.errors import ConfigurationError, HostsError
 from engine.live.weight_source import StartWeights, WeightFiles, WeightSource
-from engine.models.weights.sources import TensorSource
+from engine.models.weights.sources.tensor_source import TensorSource
 
 PIECE_BYTES = 2**24
 """Of a tensor's part in one message."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from engine.errors import ConfigurationError
 from engine.hosts.remote_weights import Reading, ReadTensor, Staged, StageFiles, StageTensors, send
 from engine.live.weight_source import StartWeights, WeightFiles
-from engine.models.weights.sources import TensorInfo, read_dtype
+from engine.models.weights.sources.tensor_source import TensorInfo, read_dtype
 from engine.step.executor import StepExecutor
 
 logger = logging.getLogger(__name__)

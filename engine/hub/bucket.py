@@ -6,7 +6,7 @@ from pathlib import Path
 from caching.cpu_kernels import cache_home
 from engine.errors import ConfigurationError
 from engine.hub.small_files import is_small
-from engine.models.weights.bucket_source import bucket_errors, bucket_path
+from engine.models.weights.sources.bucket_source import bucket_errors, bucket_path
 
 
 def copy_small(url: str) -> Path:

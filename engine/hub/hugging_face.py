@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from engine.errors import ConfigurationError
 from engine.hub.problems import problem
-from engine.models.weights.easydel import ARRAYS, TENSORSTORE_INDEX
-from engine.models.weights.sources import INDEX_FILE, SINGLE_FILE, shard_names
+from engine.models.weights.sources.checkpoint import INDEX_FILE, SINGLE_FILE, shard_names
+from engine.models.weights.sources.easydel import ARRAYS, TENSORSTORE_INDEX
 from engine.progress import Progress
 
 Report = Callable[[Progress], None]

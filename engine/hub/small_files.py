@@ -3,9 +3,9 @@
 from fnmatch import fnmatch
 from pathlib import Path
 
-from engine.models.weights.easydel import TENSORSTORE_INDEX
 from engine.models.weights.published.formats import MODELOPT_FILE
-from engine.models.weights.sources import INDEX_FILE
+from engine.models.weights.sources.checkpoint import INDEX_FILE
+from engine.models.weights.sources.easydel import TENSORSTORE_INDEX
 
 TOKENIZER = "tokenizer.json"
 VOCABULARIES = (TOKENIZER, "tekken.json", "tiktoken.model", "*.tiktoken", "tokenizer.model*", "vocab.json")

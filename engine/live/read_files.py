@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
-from engine.models.weights.safetensors_header import DTYPES, entries, header_size
-from engine.models.weights.sources import SafetensorsSource, Stored, TensorSource, weight_files
+from engine.models.weights.sources.checkpoint import SafetensorsSource, Stored, weight_files
+from engine.models.weights.sources.safetensors_header import DTYPES, entries, header_size
+from engine.models.weights.sources.tensor_source import TensorSource
 
 COMPARED_TENSORS = 256
 BEGINNING = 4096

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from engine.errors import ConfigurationError
 from engine.live.read_files import FilePart
 from engine.live.weight_source import SHARED_MEMORY, SharedArray
-from engine.models.weights.sources import TensorInfo, read_dtype
+from engine.models.weights.sources.tensor_source import TensorInfo, read_dtype
 
 OBJECT_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
 ORIGIN = "arrays in shared memory"

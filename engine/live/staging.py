@@ -27,7 +27,7 @@ from engine.models.decoder import Decoder
 from engine.models.weights.forms import dense_leaf
 from engine.models.weights.parameters import Parameter
 from engine.models.weights.pieces import given
-from engine.models.weights.sources import TensorSource
+from engine.models.weights.sources.tensor_source import TensorSource
 from engine.models.weights.store import (
     Served,
     as_leaf,

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import ConfigurationError
-from engine.models.weights.sources import read_json
+from engine.models.weights.sources.checkpoint import read_json
 
 FAMILIES = Path(__file__).parent / "families"
 """The folder of the families that oDriver ships."""

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import ConfigurationError
-from engine.models.weights.sources import read_json
+from engine.models.weights.sources.checkpoint import read_json
 from engine.sampling_params import SamplingParams
 
 FILE = "generation_config.json"

@@ -19,7 +19,8 @@ from engine.models.generation_config import ids_of, read_generation_config
 from engine.models.requirements import UnsupportedError, require, require_one_of
 from engine.models.spec import ModelSpec
 from engine.models.weights.published.formats import KEYS, MODELOPT_FILE, published_format
-from engine.models.weights.sources import HEAD, read_json, stored_names
+from engine.models.weights.sources.checkpoint import read_json, stored_names
+from engine.models.weights.sources.tensor_source import HEAD
 from engine.request_limits import MOST_EOS_TOKEN_IDS
 
 TIED = "tie_word_embeddings"

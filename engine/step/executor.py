@@ -13,7 +13,7 @@ from caching.paged_attention_cache import PagedAttentionCache
 from engine.live.live_weights import LiveWeights
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import Rereadable
-from engine.models.weights.sources import TensorSource
+from engine.models.weights.sources.tensor_source import TensorSource
 from engine.sampling.needs import Need
 from engine.speculation.history import PIECE_HEADER, History
 from engine.step.commands import MakeCopies, SampleKept, StepDescription

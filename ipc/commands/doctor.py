@@ -175,7 +175,7 @@ def cache() -> Finding:
 def _model(config: EngineConfig) -> Iterator[Finding]:
     from engine.hub.names import Place, place_of
     from engine.models.model_config import read_model_config
-    from engine.models.weights.opening import open_weights
+    from engine.models.weights.sources.opening import open_weights
 
     directory = config.directory
     try:

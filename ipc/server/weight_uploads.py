@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from driver.errors import InvalidRequest, Overloaded
 from engine.errors import ConfigurationError
-from engine.models.weights.sources import read_dtype
+from engine.models.weights.sources.tensor_source import read_dtype
 from ipc.wire.operations import WeightChunk
 
 IDLE_LIMIT = 60.0

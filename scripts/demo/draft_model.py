@@ -26,7 +26,7 @@ from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
 from engine.models.spec import BlockSpec, ModelSpec
-from engine.models.weights.sources import open_checkpoint
+from engine.models.weights.sources.checkpoint import open_checkpoint
 from engine.models.weights.store import load_decoder
 from engine.models.weights.weight_format import WeightFormat
 from scripts.demo.corpus import Batch, Corpus

@@ -16,7 +16,7 @@ from engine.models.weights.factory import declared
 from engine.models.weights.forms import Dense
 from engine.models.weights.parameters import Parameter, Role
 from engine.models.weights.pieces import Piece, pieces
-from engine.models.weights.sources import open_checkpoint
+from engine.models.weights.sources.checkpoint import open_checkpoint
 from engine.models.weights.weight_format import Layout
 from scripts.demo.corpus import Batch
 

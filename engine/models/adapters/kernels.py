@@ -22,7 +22,7 @@ from engine.models.adapters.slot_words import WORD, num_words, slot_words
 from engine.models.weights import panels
 from engine.models.weights.parameters import Parameter, TensorRule
 from engine.models.weights.pieces import assemble, pieces, stored_axes
-from engine.models.weights.sources import TensorInfo
+from engine.models.weights.sources.tensor_source import TensorInfo
 from engine.models.weights.store import Served
 from engine.models.weights.weight_format import Layout, Leaf
 

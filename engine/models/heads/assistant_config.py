@@ -21,7 +21,7 @@ from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, UnsupportedError, require, require_one_of
 from engine.models.spec import BlockSpec, ModelSpec
 from engine.models.weights.published.formats import KEYS
-from engine.models.weights.sources import read_json
+from engine.models.weights.sources.checkpoint import read_json
 
 NONE_OF = {
     "hidden_size_per_layer_input": 0,

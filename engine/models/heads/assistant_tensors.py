@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from engine.models.heads.head_tensors import token_offsets
 from engine.models.weights.parameters import TOKENS
-from engine.models.weights.sources import HEAD, RenamedTensors, TensorInfo
+from engine.models.weights.sources.tensor_source import HEAD, RenamedTensors, TensorInfo
 
 ORDERING = "masked_embedding.token_ordering"
 TABLES = ("model.embed_tokens.weight", HEAD)

@@ -9,7 +9,7 @@ from engine.models.heads.mtp_head import MTPHead
 from engine.models.heads.mtp_layer import MTPTensors
 from engine.models.partition import Partition
 from engine.models.spec import ModelSpec
-from engine.models.weights.sources import TensorSource
+from engine.models.weights.sources.tensor_source import TensorSource
 
 DraftHead = EagleHead | MTPHead | Assistant
 

@@ -19,7 +19,7 @@ from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, UnsupportedError, require, require_one_of
 from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import TOKENS
-from engine.models.weights.sources import read_json, stored_names
+from engine.models.weights.sources.checkpoint import read_json, stored_names
 
 LAYER_CONFIG = "transformer_layer_config"
 UNSUPPORTED = ("quantization_config", "norm_before_fc", "norm_output", "fc_norm")

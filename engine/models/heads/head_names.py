@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigurationError
-from engine.models.weights.sources import read_json
+from engine.models.weights.sources.checkpoint import read_json
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 """Of the authors and SpecForge; of vLLM; of vLLM's speculators, first and later."""

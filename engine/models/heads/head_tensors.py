@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
 from engine.models.weights.parameters import TOKENS
-from engine.models.weights.sources import RenamedTensors, TensorInfo
+from engine.models.weights.sources.tensor_source import RenamedTensors, TensorInfo
 
 RENAMED = (("midlayer.", "layers.0."), ("layers.", "model.layers."), ("norm.", "model.norm."),
            ("embed_tokens.", "model.embed_tokens."))  # fmt: skip

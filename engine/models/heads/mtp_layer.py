@@ -10,7 +10,8 @@ from engine.models.layers.mixer import MixerSpec, State
 from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import TensorRule, tensors
-from engine.models.weights.sources import RenamedTensors, stored_names
+from engine.models.weights.sources.checkpoint import stored_names
+from engine.models.weights.sources.tensor_source import RenamedTensors
 
 REPEATED = ("embed_tokens.weight", "shared_head.head.weight")
 """The model's own tables, which checkpoints repeat in this layer."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.models.weights.parameters import Parameter, Role
-from engine.models.weights.sources import TensorSource
+from engine.models.weights.sources.tensor_source import TensorSource
 
 SHARED = ("kv_heads", "groups")
 """The axes of which a device may have a copy, if there are fewer than devices."""

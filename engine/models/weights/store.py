@@ -26,8 +26,8 @@ from engine.models.weights.pieces import assemble, pieces
 from engine.models.weights.published.compressed_tensors import int8_inputs
 from engine.models.weights.published.dequantised import Dequantised
 from engine.models.weights.published.int8_inputs import Int8Inputs
-from engine.models.weights.sources import TensorSource
-from engine.models.weights.text_part import TextPart
+from engine.models.weights.sources.tensor_source import TensorSource
+from engine.models.weights.sources.text_part import TextPart
 from engine.models.weights.verification import verify
 from engine.models.weights.weight_format import Layout, Leaf, WeightFormat
 

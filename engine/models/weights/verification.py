@@ -9,7 +9,7 @@ from engine.errors import ConfigurationError
 from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import Parameter
 from engine.models.weights.pieces import pieces
-from engine.models.weights.sources import FLOATS, HEAD, TensorSource
+from engine.models.weights.sources.tensor_source import FLOATS, HEAD, TensorSource
 
 HARMLESS = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Tensors of old checkpoints that follow from config.json."""

@@ -8,7 +8,7 @@ import msgspec
 from engine.models.requirements import require, require_one_of
 from engine.models.weights.published.packed import WORD, PackedTensor, Zeros, group_size, matrix, packed_weights
 from engine.models.weights.published.stored import Format, QuantisedTensor, companion
-from engine.models.weights.sources import TensorSource
+from engine.models.weights.sources.tensor_source import TensorSource
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place in a word of each of its 8 outputs: it is packed from outputs 0, 2, 4, 6, 1, 3, 5, 7."""

@@ -17,7 +17,7 @@ from engine.models.weights.published.stored import (
     companion,
     scaled_tensor,
 )
-from engine.models.weights.sources import TensorSource
+from engine.models.weights.sources.tensor_source import TensorSource
 
 FORMATS = (None, "int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision", "dense")
 NUMBERS = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "FP8"}

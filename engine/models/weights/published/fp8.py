@@ -12,7 +12,7 @@ import msgspec
 
 from engine.models.requirements import Count
 from engine.models.weights.published.stored import FLOATS8, Block, Format, QuantisedTensor, companion, scaled_tensor
-from engine.models.weights.sources import TensorSource
+from engine.models.weights.sources.tensor_source import TensorSource
 
 
 class _Fields(msgspec.Struct):

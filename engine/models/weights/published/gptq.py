@@ -11,7 +11,7 @@ import msgspec
 from engine.models.requirements import require, require_one_of
 from engine.models.weights.published.packed import BITS, WORD, PackedTensor, Zeros, group_size, matrix, packed_weights
 from engine.models.weights.published.stored import Format, QuantisedTensor, companion
-from engine.models.weights.sources import TensorSource
+from engine.models.weights.sources.tensor_source import TensorSource
 
 WORDS = ".qweight"
 LAYOUTS = {"gptq": 1, "gptq_v2": 0}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from engine.models.requirements import require
-from engine.models.weights.text_part import checkpoint_names
+from engine.models.weights.sources.text_part import checkpoint_names
 
 EXPRESSION = "re:"
 """Begins an entry that is matched from a name's beginning; others are names, or a class."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
 from engine.models.weights.published.stored import Format, QuantisedTensor, companion, in_chunks
-from engine.models.weights.sources import TensorSource
+from engine.models.weights.sources.tensor_source import TensorSource
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK = 32

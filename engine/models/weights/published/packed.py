@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from engine.errors import ConfigurationError
 from engine.models.requirements import require
 from engine.models.weights.published.stored import QuantisedTensor, in_chunks, read_scales, read_whole
-from engine.models.weights.sources import TensorSource
+from engine.models.weights.sources.tensor_source import TensorSource
 
 WORD = 32
 BITS = (4, 8)

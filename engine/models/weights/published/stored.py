@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
-from engine.models.weights.sources import FLOATS, TensorSource
+from engine.models.weights.sources.tensor_source import FLOATS, TensorSource
 
 FLOATS8 = ("F8_E4M3", "F8_E5M2")
 SCALES = (*FLOATS, "F8_E8M0")

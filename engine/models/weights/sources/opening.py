@@ -5,15 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.models.weights.easydel import TENSORSTORE_INDEX, easydel_checkpoint
-from engine.models.weights.sources import (
-    INDEX_FILE,
-    SINGLE_FILE,
-    TensorSource,
-    open_checkpoint,
-    shard_names,
-    weight_files,
-)
+from engine.models.weights.sources.checkpoint import INDEX_FILE, SINGLE_FILE, open_checkpoint, shard_names, weight_files
+from engine.models.weights.sources.easydel import TENSORSTORE_INDEX, easydel_checkpoint
+from engine.models.weights.sources.tensor_source import TensorSource
 
 
 @contextmanager
@@ -27,7 +21,7 @@ def open_weights(directory: Path, url: str | None = None) -> Iterator[TensorSour
     elif url is None:
         yield open_checkpoint(directory)
     else:
-        from engine.models.weights.bucket_source import STREAMS, bucket_checkpoint
+        from engine.models.weights.sources.bucket_source import STREAMS, bucket_checkpoint
 
         files = shard_names(directory) if (directory / INDEX_FILE).is_file() else [SINGLE_FILE]
         with ThreadPoolExecutor(STREAMS, "bucket") as pool:

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError, DownloadFailed
-from engine.models.weights.safetensors_header import entries, header_size
-from engine.models.weights.sources import SafetensorsSource, Stored
+from engine.models.weights.sources.checkpoint import SafetensorsSource, Stored
+from engine.models.weights.sources.safetensors_header import entries, header_size
 
 RANGE_BYTES = 16 * 2**20
 STREAMS = 8

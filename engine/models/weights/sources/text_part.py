@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.models.weights.sources import RenamedTensors
+from engine.models.weights.sources.tensor_source import RenamedTensors
 
 TEXT_PREFIXES = {
     "model.language_model.": "model.",

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError, DownloadFailed
-from engine.models.weights.sources import TensorInfo, read_dtype, read_json
+from engine.models.weights.sources.checkpoint import read_json
+from engine.models.weights.sources.tensor_source import TensorInfo, read_dtype
 
 TENSORSTORE_INDEX = "tensorstore_index.json"
 MODEL = "model"

@@ -1,0 +1,1 @@
+"""Where the tensors of a checkpoint come from: files, buckets, arrays in memory."""
