@@ -21,10 +21,11 @@ from engine.models.decoder import Decoder
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
 from engine.models.weights import store, verification
+from engine.models.weights.placement import device_parts
 from engine.models.weights.sources.checkpoint import Checkpoint, open_checkpoint
 from engine.models.weights.sources.opening import check_weights
 from engine.models.weights.sources.tensor_source import Arrays
-from engine.models.weights.store import device_parts, parameter_bytes, put
+from engine.models.weights.store import parameter_bytes, put
 from engine.models.weights.weight_format import Layout, WeightFormat
 
 BFLOAT16 = WeightFormat(jnp.dtype(jnp.bfloat16))

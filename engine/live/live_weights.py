@@ -23,10 +23,10 @@ from engine.live.weight_source import (
 from engine.models.decoder import Decoder
 from engine.models.model_config import read_model_config
 from engine.models.spec import ModelSpec
+from engine.models.weights.placement import delete
 from engine.models.weights.sources.easydel import TENSORSTORE_INDEX
 from engine.models.weights.sources.opening import open_weights
 from engine.models.weights.sources.tensor_source import Arrays, TensorSource
-from engine.models.weights.store import delete
 from engine.served_model import ServedModel
 from engine.step.compilation import counted_apart
 

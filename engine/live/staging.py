@@ -27,19 +27,9 @@ from engine.models.decoder import Decoder
 from engine.models.weights.forms import dense_leaf
 from engine.models.weights.parameters import Parameter
 from engine.models.weights.pieces import given
+from engine.models.weights.placement import as_leaf, delete, device_indices, device_parts, fill, made_of, table_padding
 from engine.models.weights.sources.tensor_source import TensorSource
-from engine.models.weights.store import (
-    Served,
-    as_leaf,
-    delete,
-    device_indices,
-    device_parts,
-    fill,
-    made_of,
-    matched,
-    room,
-    table_padding,
-)
+from engine.models.weights.store import Served, matched, room
 from engine.models.weights.weight_format import WeightFormat
 
 LOWER, UPPER = np.uint8(15), np.uint8(240)
