@@ -14,7 +14,6 @@ from caching.attention import cpu_attention
 from caching.attention.cpu_attention import CPUAttention
 from caching.attention.spec import AttentionInputs, AttentionKernel, AttentionSpec, CacheView, PageTable
 from caching.attention.twin import Heads, largest_error
-from caching.attention.xla_attention import XLAAttention
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.page_dtype import stored_head_dim
 from caching.paged_attention_cache import PagedAttentionCache
@@ -22,6 +21,7 @@ from caching.tpu.pallas_attention import PallasAttention
 from caching.tpu.tpu_chip import CHIPS, Chip
 from caching.tpu.tpu_kernels import JAX, PALLAS, TPUKernel
 from engine.hardware.measurement import Measurement, Scale, attempted
+from engine.step.backend_choice import xla_backend
 from engine.step.kernel_check import product_fault, tolerance_of
 
 BFLOAT16, FLOAT32, FP8 = np.dtype(jnp.bfloat16), np.dtype(np.float32), np.dtype(jnp.float8_e4m3fn)
@@ -96,7 +96,7 @@ def measure_kernels(scale: Scale, bandwidth: float) -> Iterator[Measurement]:
 def _candidates() -> list[Candidate]:
     """The kernels that are for this machine; any machine has XLA's."""
     xla = Candidate(
-        "xla", XLAAttention, PagedAttentionCache.allocate, lambda kv, dim, dtype: (kv, stored_head_dim(dim, dtype))
+        "xla", _xla_kernel, PagedAttentionCache.allocate, lambda kv, dim, dtype: (kv, stored_head_dim(dim, dtype))
     )
     if jax.default_backend() == "cpu":
         interpreted = PallasAttention(CHIPS["TPU v5 lite"], interpret=True)
@@ -114,6 +114,10 @@ def _candidates() -> list[Candidate]:
 def _of_tpu(kernel: TPUKernel, chip: Chip, *, has_sinks: bool = True) -> Candidate:
     attention = cast(AttentionKernel, kernel.attention(chip))
     return Candidate(kernel.name, lambda _: attention, kernel.allocate, kernel.stored_heads, has_sinks=has_sinks)
+
+
+def _xla_kernel(kv_dtype: np.dtype) -> AttentionKernel:
+    return cast(AttentionKernel, xla_backend(kv_dtype).attention)
 
 
 def _cpu_kernel(kv_dtype: np.dtype) -> AttentionKernel:
