@@ -256,6 +256,18 @@ def test_what_is_near_a_misspelt_word_is_said(
     assert exited.value.code == 2 and len(lines) == 2 and lines[1].endswith(near)
 
 
+@pytest.mark.parametrize("place", range(3))
+def test_flags_stand_before_between_or_behind_what_is_named(place: int) -> None:
+    """Also where what comes last can be left out."""
+    given = ["tales", "tales/of/today"]
+    given[place:place] = ["--connect", "ipc:///tmp/x"]
+
+    options = vars(cli.parser().parse_args(["adapters", "load", *given]))
+
+    assert (options["name"], options["path"]) == ("tales", "tales/of/today")
+    assert options["connect"] == "ipc:///tmp/x"
+
+
 def test_odriver_alone_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     """And its version, where that is asked for."""
     assert cli.main([]) == 0

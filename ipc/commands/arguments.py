@@ -12,13 +12,26 @@ from ipc.commands.vllm_flags import vllm_hint
 class Parser(argparse.ArgumentParser):
     """Names what is near a misspelt flag or command, and leaves the list of all to ``--help``."""
 
+    _is_parsing = False
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Nothing may be unknown: each subcommand's parser is called for its own arguments."""
+        """Nothing may be unknown: each subcommand's parser is called for its own arguments.
+
+        Flags may stand between them: before Python 3.13 an argument that can be left out counted as
+        left out where a flag came first.
+        """
+        if self._is_parsing:
+            return super().parse_known_args(args, namespace)
         if self._subparsers is not None and args and args[0].startswith("-"):
             self._refuse(args[:1])  # which argparse would only do if a command followed
-        found, unknown = super().parse_known_args(args, namespace)
+        parse = super().parse_known_args if self._subparsers is not None else super().parse_known_intermixed_args
+        self._is_parsing = True
+        try:
+            found, unknown = parse(args, namespace)
+        finally:
+            self._is_parsing = False
         self._refuse(unknown)
         return found, unknown
 
