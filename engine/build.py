@@ -208,19 +208,22 @@ class _Start:
     def compiled(self, planner: CachePlanner) -> CompiledSteps:
         """The steps compiled over the planner's pool, which shrinks if they need more scratch.
 
-        Raises DeviceError if the device has no memory for the pool alone, or for a step.
+        Raises DeviceError if the device has no memory for the pool, beside the weights if they are
+        there, or for a step.
         """
         while True:
             shapes = _shapes(self._served, planner)
+            with device_errors():
+                jax.block_until_ready(self._served.allocator(shapes.cache)())  # probe, freed at once
             manager = self._begin(self._served, self._decoders, shapes)
             try:
                 self._load()
                 manager.adopt_weights()
                 with device_errors():
-                    jax.block_until_ready(self._served.allocator(shapes.cache)())  # probe, freed at once
                     manager.complete(self._report)
-            finally:
+            except BaseException:
                 manager.abandon()
+                raise
             if planner.fits(manager.scratch_bytes):
                 return CompiledSteps(self._served, manager)
 

@@ -51,9 +51,9 @@ def compiled(monkeypatch):
     found: list[tuple[str, int]] = []
     compile_program = execution_manager.compile_program
 
-    def listed(program):
+    def listed(program, check):
         found.append((program.name, program.size))
-        return compile_program(program)
+        return compile_program(program, check)
 
     monkeypatch.setattr(execution_manager, "compile_program", listed)
     return found

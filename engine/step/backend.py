@@ -45,7 +45,7 @@ class Backend:
     layout: Layout = Layout.AXES
     """The layout in which its matrix products read weights."""
     scans: bool = False
-    """Whether repeated layers run by ``lax.scan``. XLA:CPU would copy their weights first."""
+    """Whether repeated layers run by ``lax.scan``. On CPUs and GPUs XLA would copy their weights first."""
     smallest_step: int = 1
     """Tokens below which a step is no faster: it is bound by reading the weights."""
     skips_padding: bool = False

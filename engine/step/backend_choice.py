@@ -1,5 +1,6 @@
 """The backend of this machine's device: XLA's operations, or our kernels where there are any."""
 
+import logging
 from dataclasses import replace
 
 import jax
@@ -24,6 +25,8 @@ from engine.sampling import cpu_sampler
 from engine.speculation import cpu_verification
 from engine.step.backend import Backend
 from engine.step.cpu import unpack as cpu_unpack
+
+logger = logging.getLogger(__name__)
 
 SMALLEST_ACCELERATOR_STEP = 16
 """Rows of bfloat16 in a TPU's register. Multiplying them takes less time than reading weights."""
@@ -132,6 +135,7 @@ def choose_backend(
     except UnknownInstructions as error:
         raise ConfigurationError(str(error)) from None
     except KernelsUnavailable as unavailable:
+        logger.warning("XLA's operations serve, at half the speed, and a first start takes minutes: %s", unavailable)
         return replace(xla, description=f"{xla.description}: {unavailable}")
     misfit: str | None = "as was asked for"
     if attention_backend != "xla":

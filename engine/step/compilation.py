@@ -22,6 +22,8 @@ from jax.stages import Compiled, Lowered
 logger = logging.getLogger(__name__)
 
 _TURN = threading.Lock()
+_TRACING = threading.Lock()
+"""Held from a check to the end of what it allows, as many threads may wait to trace."""
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _FOUND = "/jax/compilation_cache/cache_hits"
@@ -74,9 +76,12 @@ OnCompiled = Callable[[Compilation], None]
 """Called for each compilation, on the thread that compiled it."""
 
 
-def compile_program(program: Program) -> Compilation:
-    """Trace and compile, on any thread."""
-    lowered = program.lower()
+def compile_program(program: Program, check: Callable[[], None] = lambda: None) -> Compilation:
+    """Trace and compile, on any thread. ``check`` is called before either, and may raise."""
+    with _TRACING:
+        check()
+        lowered = program.lower()
+    check()
     begun, found = time.perf_counter(), _num_found()
     compiled = lowered.compile()
     return Compilation(program.name, program.size, time.perf_counter() - begun, compiled, is_new=_num_found() == found)

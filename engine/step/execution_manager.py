@@ -3,7 +3,7 @@
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any
 
@@ -93,6 +93,7 @@ class ExecutionManager:
         self.scratch_bytes = 0
         """The most that a step takes besides weights and pages; 0 if the compiler does not say."""
         self._compilers, self._compiling = ThreadPoolExecutor(os.cpu_count(), "compile"), list[Future[None]]()
+        self._is_abandoned = False
         self.staged = StagedCompilation([], self._publish)
         """Functions that are left to be compiled while serving."""
 
@@ -108,24 +109,32 @@ class ExecutionManager:
         """
         buckets = self.shapes.buckets
         jobs = self._jobs(covering_buckets(buckets) if staged else buckets)
-        self._compiling = [self._compilers.submit(job) for job in jobs]
+        try:
+            for job in jobs:
+                self._compiling.append(self._compilers.submit(job))
+        except BaseException:  # a signal
+            self.abandon()
+            raise
 
     def complete(self, report: Callable[[Progress], None]) -> None:
         """Wait for what has begun, and let steps use it; raises the error of a job that failed."""
         count, at_first = len(self._compiling), sum(job.done() for job in self._compiling)
-        report(Progress("compiling", at_first, count, "functions"))
         try:
+            report(Progress("compiling", at_first, count, "functions"))
             for done, job in enumerate(as_completed(self._compiling), start=1):
                 job.result()
                 if done > at_first:
                     report(Progress("compiling", done, count, "functions"))
-        finally:
+        except BaseException:
             self.abandon()
+            raise
+        self._compilers.shutdown()
         self._publish()
         self.staged = StagedCompilation(self._jobs(self.shapes.buckets), self._publish)
 
     def abandon(self) -> None:
-        """Compile nothing of what has begun but what is being compiled: after a fault, or a signal."""
+        """Compile nothing of what has begun but what the compiler has by now: after a fault, or a signal."""
+        self._is_abandoned = True
         self._compilers.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -245,7 +254,7 @@ class ExecutionManager:
     def _compile(self, program: Program) -> None:
         stored = None if self._stored is None else self._stored.read(program.name, program.size)
         if stored is None:
-            compilation: Compilation = compile_program(program)
+            compilation: Compilation = compile_program(program, self._check_wanted)
             stored = Stored(compilation.compiled, scratch_bytes(compilation.compiled))
             if self._stored is not None and compilation.is_new:
                 self._stored.write(program.name, program.size, stored)
@@ -253,6 +262,10 @@ class ExecutionManager:
         self._executables[program.name, program.size] = stored.compiled
         if program.name in (FORWARD, ADAPTED_FORWARD, FEED_DRAFT_MODEL, DRAFT):
             self.scratch_bytes = max(self.scratch_bytes, stored.scratch_bytes)
+
+    def _check_wanted(self) -> None:
+        if self._is_abandoned:
+            raise CancelledError
 
     def _publish(self) -> None:
         """Let steps use the buckets whose programs are all compiled."""
