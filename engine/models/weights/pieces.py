@@ -119,7 +119,7 @@ def assemble(
     """The part of a parameter at ``index``, a slice per axis; a fused axis is always whole.
 
     It is zero where the source has no tensor, and in ``padding`` more along the last axis. In memory
-    its axes have the order of the checkpoint: numpy would take longer to reorder them than to read
+    its axes have the order of the source's: numpy would take longer to reorder them than to read
     them, and ``jax.device_put`` does it in a fraction of the time.
     """
     windows = _windows(parameter, index)
@@ -128,22 +128,27 @@ def assemble(
     sizes = {name: stop - start for name, (start, stop) in windows.items()}
     last = sizes[parameter.names[-1]]
     sizes[parameter.names[-1]] += padding
-    stored = sorted(parameter.names, key=_order(every[0]).__getitem__)
-    memory = (np.empty if len(found) == len(every) else np.zeros)([sizes[name] for name in stored], dtype)
-    padded = memory.transpose([stored.index(name) for name in parameter.names])
-    padded[..., last:] = 0
-    part = padded[..., :last]
+    make: Any = np.empty if len(found) == len(every) else np.zeros
+    padded: NDArray[Any] | None = None
     for piece in found:
         region = _region(parameter, piece, windows)
-        if region is not None:
-            part[region] = _read(source, parameter, piece, windows)
-    return padded
+        if region is None:
+            continue
+        block = _read(source, parameter, piece, windows)
+        if padded is None:
+            order = _order(parameter, piece, block)
+            padded = make([sizes[name] for name in order], dtype)
+            padded = padded.transpose([order.index(name) for name in parameter.names])
+            padded[..., last:] = 0
+        padded[..., :last][region] = block
+    return np.zeros([*sizes.values()], dtype) if padded is None else padded
 
 
-def _order(piece: Piece) -> dict[str, int]:
-    """Places of a parameter's axes in a tensor; those that are fields of its name come first."""
-    names = [name for group in piece.groups for name in group]
-    return dict.fromkeys(piece.region, -1) | {name: place for place, name in enumerate(names)}
+def _order(parameter: Parameter, piece: Piece, block: NDArray[Any]) -> list[str]:
+    """The parameter's axes as a block of it has them in memory; those that it has not come first."""
+    own = [name for name in parameter.names if name in piece.sizes]
+    strides = dict(zip(own, block.strides, strict=True))
+    return sorted(parameter.names, key=lambda name: -strides.get(name, math.inf))
 
 
 def given(

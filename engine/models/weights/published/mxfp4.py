@@ -48,10 +48,11 @@ class BlockedTensor:
             raise ConfigurationError(f"{self.source.origin}: {self.scales} has scales that are no numbers")
         values = np.empty((*numbers.shape[:3], BLOCK), np.float32)
         pairs = values.view(np.uint64).reshape(-1, BLOCK // 2)
+        numbers = np.ascontiguousarray(numbers).reshape(pairs.shape)  # of a part once, not for each chunk of it
         by_block = np.ldexp(np.float32(1), exponents.reshape(-1).astype(np.int32) - BIAS)
 
         def widen(rows: slice) -> None:
-            np.take(PAIRS, numbers.reshape(pairs.shape)[rows], out=pairs[rows], mode="clip")
+            np.take(PAIRS, numbers[rows], out=pairs[rows], mode="clip")
             values.reshape(-1, BLOCK)[rows] *= by_block[rows, None]
 
         in_chunks(pairs.shape, widen)
