@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from caching.instruction_set import compiler_flags, level
 
@@ -96,16 +97,19 @@ def compiler() -> str:
 def compile_library(source: Path, level: str, directory: Path) -> Path:
     """Write the library of a source file for a level of processors. Raises KernelsUnavailable."""
     headers, by = xla_headers(), compiler()
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     library = directory / f"{_stem(source, level)}-ffi{'.'.join(map(str, ffi_version()))}.so"
-    unfinished = library.with_suffix(f".{os.getpid()}")
-    flags = (*FLAGS, *compiler_flags(level))
-    command = [by, *flags, f"-I{headers}", f"-I{HEADERS}", str(source), "-o", str(unfinished)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        unfinished.unlink(missing_ok=True)
-        raise KernelsUnavailable(f"{by} cannot compile {source.name}: {done.stderr.strip()[:500]}")
-    unfinished.rename(library)  # atomic: no process loads half of it
+    flags = (*FLAGS, *compiler_flags(level), f"-I{headers}", f"-I{HEADERS}")
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with TemporaryDirectory(dir=directory, prefix="unfinished-") as own:
+            unfinished = Path(own, library.name)
+            command = [by, *flags, str(source), "-o", str(unfinished)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise KernelsUnavailable(f"{by} cannot compile {source.name}: {done.stderr.strip()[:500]}")
+            unfinished.rename(library)  # atomic: no process loads half of it
+    except OSError as error:
+        raise KernelsUnavailable(f"{directory} cannot be written ({error.strerror}): set XDG_CACHE_HOME") from error
     return library
 
 

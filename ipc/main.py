@@ -15,6 +15,9 @@ def main() -> int:
     """
     if sys.argv[1:2] and sys.argv[1] in SERVERS and not sys.stderr.isatty():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    from ipc.commands import cli
+    try:
+        from ipc.commands import cli
 
-    return cli.main()
+        return cli.main()
+    except KeyboardInterrupt:  # while that is imported
+        return 128 + signal.SIGINT

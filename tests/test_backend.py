@@ -58,7 +58,7 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
     backend = choose_backend(16, 64, FLOAT32)
 
     assert backend.attention == XLA.attention and "out of paper" in backend.description
-    assert list((tmp_path / "cache" / "odriver" / "kernels").iterdir()) == []
+    assert not [*(tmp_path / "cache" / "odriver" / "kernels").glob("*.so")]
 
 
 def test_a_shape_the_kernel_does_not_know_is_left_to_xla():

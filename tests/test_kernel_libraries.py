@@ -3,13 +3,14 @@
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from caching import cpu_kernels, instruction_set
-from caching.cpu_kernels import KernelsUnavailable, compile_library, find
+from caching.cpu_kernels import ATTENTION, KernelsUnavailable, compile_library, find
 from caching.instruction_set import LEVELS, UnknownInstructions, available, compiler_flags
 from engine.cpu_libraries import LATER, SOURCES
 from ipc.commands import doctor
@@ -224,3 +225,19 @@ def test_a_wheel_that_is_built_without_a_compiler_has_none_and_the_build_says_so
 
     assert "no C++ compiler no-such-compiler" in done.stdout + done.stderr
     assert not (build / "out").exists()
+
+
+def test_where_nothing_can_be_written_the_remedy_is_said(tmp_path):
+    """As where a service has no home; XLA's operations serve then."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(KernelsUnavailable, match=r"file/kernels cannot be written .*: set XDG_CACHE_HOME"):
+        compile_library(ATTENTION, "baseline", tmp_path / "file" / "kernels")
+
+
+def test_several_that_compile_at_once_each_have_a_library(tmp_path):
+    """Containers that share a cache have the same process ids; nothing unfinished is left."""
+    with ThreadPoolExecutor(3) as pool:
+        libraries = list(pool.map(lambda _: compile_library(ATTENTION, "baseline", tmp_path), range(3)))
+
+    assert [*tmp_path.iterdir()] == [libraries[0]] == libraries[1:2] == libraries[2:]
