@@ -252,4 +252,6 @@ def _lock(descriptor: int, address: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise AddressInUse(f"address in use: another daemon listens at {address}") from error
+        raise AddressInUse(
+            f"address in use: another daemon listens at {address}: `odriver status` shows it, and --bind ADDR starts one beside it"
+        ) from error
