@@ -101,15 +101,16 @@ def compile_library(source: Path, level: str, directory: Path) -> Path:
     flags = (*FLAGS, *compiler_flags(level), f"-I{headers}", f"-I{HEADERS}")
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with TemporaryDirectory(dir=directory, prefix="unfinished-") as own:
-            unfinished = Path(own, library.name)
-            command = [by, *flags, str(source), "-o", str(unfinished)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise KernelsUnavailable(f"{by} cannot compile {source.name}: {done.stderr.strip()[:500]}")
-            unfinished.rename(library)  # atomic: no process loads half of it
+        own = TemporaryDirectory(dir=directory, prefix="unfinished-")
     except OSError as error:
         raise KernelsUnavailable(f"{directory} cannot be written ({error.strerror}): set XDG_CACHE_HOME") from error
+    with own:
+        unfinished = Path(own.name, library.name)
+        command = [by, *flags, str(source), "-o", str(unfinished)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise KernelsUnavailable(f"{by} cannot compile {source.name}: {done.stderr.strip()[:500]}")
+        unfinished.rename(library)  # atomic: no process loads half of it
     return library
 
 

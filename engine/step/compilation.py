@@ -21,9 +21,7 @@ from jax.stages import Compiled, Lowered
 
 logger = logging.getLogger(__name__)
 
-_TURN = threading.Lock()
-_TRACING = threading.Lock()
-"""Held from a check to the end of what it allows, as many threads may wait to trace."""
+_TURN = threading.RLock()
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _FOUND = "/jax/compilation_cache/cache_hits"
@@ -78,7 +76,7 @@ OnCompiled = Callable[[Compilation], None]
 
 def compile_program(program: Program, check: Callable[[], None] = lambda: None) -> Compilation:
     """Trace and compile, on any thread. ``check`` is called before either, and may raise."""
-    with _TRACING:
+    with _TURN:
         check()
         lowered = program.lower()
     check()

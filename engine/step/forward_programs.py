@@ -94,10 +94,8 @@ class ForwardPrograms:
         return self._split.weights if self._head is None else self._split.weights + self._head.weights
 
     def adopt_weights(self) -> None:
-        """Use the arrays that the decoder, and the draft head, have now, of the same shapes, in the steps to come."""
+        """Use the arrays that the decoder has now, of the same shapes, in the steps to come; DraftPrograms does so for a draft head."""
         self._split.adopt_weights()
-        if self._head is not None:
-            self._head.adopt_weights()
 
     @property
     def head(self) -> Weight:
