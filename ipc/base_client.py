@@ -34,6 +34,11 @@ class BaseStream(Generic[Outcomes]):
         self._outcomes = outcomes
         self._ended = False
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the request, which is kept until the stream ends."""
+        return len(self._call.frame)
+
     def _taken(self, outcome: Outcome) -> Piece | None:
         """The next piece, None at the end. Raises the error that has come instead."""
         self._ended = not isinstance(outcome, Token)
@@ -80,6 +85,11 @@ class BaseClient(ABC, Generic[AnyStream]):
     @abstractmethod
     def _start(self) -> None:
         """Called once the client is made."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the daemon is connected, as far as is known."""
+        return self._connection.is_up
 
     def on_behalf_of(self, user: str) -> Self:
         """A client over the same connection, which lives as long as this one, that asks for one of
@@ -203,7 +213,7 @@ class BaseClient(ABC, Generic[AnyStream]):
 
     def _asked(self, ask: Callable[[ControlClient], Answer]) -> Answer:
         """The answer of the daemon's control socket."""
-        if not self._finalizer.alive:
+        if not self._finalizer.alive or self._connection.has_ended:
             raise ConnectionLost("this client is closed")
         with ControlClient(self._address, self._timeout, key=self._key, wait=False) as control:
             return ask(control)

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer
 from written_calls import written
 
 from ipc.gateway.endpoints.answering import Answering
+from ipc.gateway.output import tool_grammar
 from ipc.gateway.output.dialect import Dialect
 from ipc.gateway.output.reasoning import REASONING_FORMATS
 from ipc.gateway.output.tool_formats import GEMMA4, HARMONY, HERMES, PYTHONIC, QWEN3_CODER, TOOL_FORMATS, ToolFormat
@@ -96,6 +97,21 @@ def test_parameters_keep_to_the_schema(row: ToolFormat, with_marks: bool) -> Non
 
     assert verdicts(right) == [True] * len(right)
     assert verdicts(wrong) == [False] * len(wrong)
+
+
+def test_no_more_rules_are_made_than_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema's definitions stand beside each parameter: together they may be far more than the schema."""
+    made: list[int] = []
+    json_of = tool_grammar.json_of
+    monkeypatch.setattr(tool_grammar, "json_of", lambda *given: (made.append(1), json_of(*given))[1])
+    properties = {f"p{number}": {"type": "integer"} for number in range(200)}
+    large = Function("f", parameters={"properties": properties, "$defs": {"x": {"description": "x" * 10_000}}})
+    answering = build_answering(QWEN3_CODER, ToolUse([large], [large], parallel=False))
+
+    with pytest.raises(BodyError, match="their schemas are too large"):
+        answering.params({})
+
+    assert len(made) < 10
 
 
 @pytest.mark.parametrize("row", STRICT.values(), ids=STRICT)

@@ -291,7 +291,35 @@ def test_a_body_or_an_answer_beyond_the_bound_is_refused(
     assert http.post(CHAT, json=chat("z")).status_code == 200
 
 
+def test_a_body_counts_once_for_each_prompt(
+    http: httpx.Client, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As each is sent with all of the parameters; what has been sent is aborted."""
+    monkeypatch.setattr(memory, "MAX_BYTES", 1_000_000)
+    body = {"prompt": ["hold"] * 1000, "bad_words": ["x" * 5000]}
+
+    answer = http.post(TEXT, json=body)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+    assert http.post(TEXT, json={**body, "prompt": ["x"] * 10}).status_code == 200
+    while driver.open:
+        pass
+
+
 # Form.
+
+
+@pytest.mark.parametrize("cut", [None, 30])
+def test_another_protocol_is_not_taken_up(http: httpx.Client, cut: int | None) -> None:
+    """Java's client offers HTTP/2 with its first request: it is answered in HTTP/1.1, body and all, and so is the next."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: h2c\r\n"
+    request = post(b'{"prompt": "x"}')
+    offering = HEAD + offer + request[len(HEAD) :]
+    with connect(http, offering[:cut]) as connection:
+        connection.sendall(offering[len(offering) if cut is None else cut :])
+        for _ in range(2):
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            connection.sendall(request)
 
 
 def test_a_long_head_is_refused_however_it_comes(http: httpx.Client) -> None:

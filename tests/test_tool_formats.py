@@ -15,6 +15,7 @@ from ipc.gateway.output.call_literals import gemma_calls, python_calls
 from ipc.gateway.output.dialect import Dialect
 from ipc.gateway.output.harmony import HarmonyParser
 from ipc.gateway.output.output_events import joined
+from ipc.gateway.output.output_parser import whole_output
 from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningParser, reasoning_format_of
 from ipc.gateway.output.schema_types import parameter_kinds
 from ipc.gateway.output.tool_call_parser import ToolCallParser
@@ -195,6 +196,24 @@ def test_kinds_follow_the_schema() -> None:
     }
     assert parameter_kinds(PARAMETERS, "tags") == {"array", "null"} and len(parameter_kinds(PARAMETERS, "free")) == 6
     assert [len(parameter_kinds(circle, name)) for name in "abcde"] == [6, 6, 1, 6, 6]
+
+
+def test_kinds_take_as_long_as_the_schema() -> None:
+    """However often it refers to itself; of what is longer than anybody writes all kinds are taken."""
+    tree = {"properties": {"p": {"anyOf": [{"$ref": "#/properties/p"}] * 2000 + [{"type": "string"}]}}}
+    listed = {"properties": {"few": {"enum": ["x"] * 4000}, "many": {"enum": ["x"] * 5000}}}
+
+    assert parameter_kinds(tree, "p") == {"string"}
+    assert [len(parameter_kinds(listed, name)) for name in listed["properties"]] == [1, 6]
+
+
+def test_a_sample_with_many_messages_is_read_as_one_with_few() -> None:
+    """A parser is given a whole sample piece by piece."""
+    text = "<|channel|>final<|message|>ab<|end|><|start|>assistant" * 20_000
+
+    output = whole_output(HarmonyParser({}, parallel=True), text, "stop")
+
+    assert output.content == "\n\n".join(["ab"] * 20_000)
 
 
 @pytest.mark.parametrize("text", ["", "[", "[f(a=1]", "f(a=b)", "f(a=01)", "f(a='x)", "[f()] g()", "f(" + "[" * 9999, "f(a=1 b=2)", "f(a=<|\"|>x)"])  # fmt: skip

@@ -3,6 +3,7 @@
 from msgspec import UNSET, UnsetType
 
 from ipc.async_client import AsyncClient, AsyncStream
+from ipc.gateway.access.memory_limit import HeldMemory
 from ipc.openai.request_bodies import Question
 
 
@@ -44,8 +45,16 @@ async def shown_prompt(client: AsyncClient, asked: Question) -> list[int] | Unse
     return await prompt_token_ids(client, asked) if asked.answer_format.with_prompt_token_ids else UNSET
 
 
-def ask(client: AsyncClient, asked: Question, *, stream: bool = True, traceparent: str = "") -> AsyncStream:
-    """Send it, as a part of a trace perhaps; the pieces of the answer."""
+def ask(
+    client: AsyncClient, asked: Question, held: HeldMemory, *, stream: bool = True, traceparent: str = ""
+) -> AsyncStream:
+    """Send it, as a part of a trace perhaps, and hold its memory; the pieces of the answer. Raises Full."""
+    pieces = _send(client, asked, stream=stream, traceparent=traceparent)
+    held.add(pieces.num_bytes)
+    return pieces
+
+
+def _send(client: AsyncClient, asked: Question, *, stream: bool, traceparent: str) -> AsyncStream:
     if asked.messages is None:
         assert asked.prompt is not None
         return client.generate(asked.prompt, stream=stream, traceparent=traceparent, **asked.params)

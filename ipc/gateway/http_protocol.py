@@ -1,6 +1,7 @@
 """HTTP/1.1 by uvicorn, with deadlines for its peers and a limit of the head's length."""
 
 import asyncio
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -17,6 +18,9 @@ MAX_HEAD_BYTES = 1 << 16
 """The limit of the first line and the headers together."""
 HEAD_TIMEOUT = 30.0
 """Seconds for a head to arrive, from the connection's beginning or the first byte."""
+
+
+_UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 
 
 class BadHead(Exception):
@@ -68,7 +72,7 @@ class Protocol(HttpToolsProtocol):
             self._body.receive(len(data))
         self._head_bytes += len(data)
         self._head_ended = False
-        super().data_received(data)
+        super().data_received(_without_upgrade(data) if self._in_head else data)
         if self._body is not None and self._arrival is None and not self.transport.is_closing():
             self._wait_for_body(self._body)
         if self._head_ended:
@@ -207,3 +211,10 @@ class Protocol(HttpToolsProtocol):
         if self._departure is not None:
             self._departure.cancel()
             self._departure = None
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """A head in which nobody asks for another protocol. A server may ignore that it is asked (RFC 9110, 7.8); httptools
+    takes what follows for the other protocol, even a body, and Java's client asks for HTTP/2 so in each first request."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nX-Upgrade:", head) + end + rest

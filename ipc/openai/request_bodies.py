@@ -16,7 +16,7 @@ from ipc.openai.answer_format import AnswerFormat
 from ipc.openai.chat_messages import ChatMessage
 from ipc.openai.chat_tools import Function, NamedTool, Tool, ToolChoice, ToolUse
 from ipc.openai.shared_fields import ReasoningEffort, Sampling, StreamOptions, Verbosity
-from ipc.openai.structural_tag import TagStructure, tag_grammar
+from ipc.openai.structural_tag import MAX_TAGS, TagStructure, tag_grammar
 
 DEFAULT_MAX_TOKENS = 16
 """Of a text's completion, where the body does not say."""
@@ -79,8 +79,8 @@ class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
-    structures: list[TagStructure] | None = None
-    triggers: list[str] | None = None
+    structures: Annotated[list[TagStructure], Meta(max_length=MAX_TAGS)] | None = None
+    triggers: Annotated[list[str], Meta(max_length=MAX_TAGS)] | None = None
 
 
 class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -108,12 +108,12 @@ class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def includes_usage(self) -> bool:
         """Whether a stream has one more chunk, with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def continues_usage(self) -> bool:
         """Whether all other chunks have the usage so far."""
-        return self.includes_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+        return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def answer_format(self, num_logprobs: int | None) -> AnswerFormat:
         """What the answer has beside its text."""

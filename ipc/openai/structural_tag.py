@@ -5,6 +5,9 @@ from typing import Any
 
 from msgspec import Struct
 
+MAX_TAGS = 512
+"""Structures, and triggers: each is looked for with each."""
+
 
 class TagStructure(Struct, frozen=True, forbid_unknown_fields=True):
     """JSON of this schema between two texts; ``begin`` starts with a trigger."""

@@ -2,6 +2,8 @@
 
 import re
 import uuid
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -82,30 +84,35 @@ class Answering:
             given["skip_special_tokens"] = False
         asked = given.get("structured_outputs")
         rules = self._rules(asked)
-        if rules is None:
-            return given
-        grammar = "\n".join(rules)
-        if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
-            what = "structured_outputs" if self._tools is None else "tools"
-            raise BodyError(f"{what}: their schemas are too large: {MAX_GRAMMAR_BYTES} bytes are taken", what)
-        return given | {"structured_outputs": {"grammar": grammar}}
+        return given if rules is None else given | {"structured_outputs": {"grammar": self._grammar(rules)}}
 
-    def _rules(self, asked: dict[str, Any] | None) -> list[str] | None:
-        """The grammar, if one is needed: reasoning, then content of the given form, or calls."""
+    def _grammar(self, rules: Iterable[str]) -> str:
+        """These rules. Raises BodyError as soon as there are too many."""
+        taken, size = [], -1
+        for rule in rules:
+            taken.append(rule)
+            size += len(rule.encode()) + 1
+            if size > MAX_GRAMMAR_BYTES:
+                what = "structured_outputs" if self._tools is None else "tools"
+                raise BodyError(f"{what}: their schemas are too large: {MAX_GRAMMAR_BYTES} bytes are taken", what)
+        return "\n".join(taken)
+
+    def _rules(self, asked: dict[str, Any] | None) -> Iterable[str] | None:
+        """Of the grammar, if one is needed: reasoning, then content of the given form, or calls."""
         said = None if asked is None else f"said: {_form(asked)}"
         if self._tools is not None and (self._tools[1].forced or self._tools[1].strict or asked):
             row, use = self._tools
             start, said = self._start(row, use, said)
-            rules = call_rules(row, use.callable, self._token_ids, parallel=use.parallel)
-            rules += [] if said is None else [said]
+            rules: Iterable[str] = call_rules(row, use.callable, self._token_ids, parallel=use.parallel)
+            rules = chain(rules, () if said is None else (said,))
         elif said is not None and self._thinking is not None:
             start, rules = self._content, [said]
         else:
             return None
         if self._thinking is None or self._opened is False:
-            return [f"start: {start}", *rules]
+            return chain((f"start: {start}",), rules)
         thoughts = [f"thought: thoughts {SPACE}", text_rule("thoughts", self._thinking.end, self._token_ids)]
-        return [f"start: {self._thoughts(self._thinking)} {one_of([start])}", *rules, *thoughts]
+        return chain((f"start: {self._thoughts(self._thinking)} {one_of([start])}",), rules, thoughts)
 
     @property
     def _content(self) -> str:

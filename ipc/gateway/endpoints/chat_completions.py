@@ -34,14 +34,15 @@ async def create(request: Request) -> Response:
     asked, answering = await answering_of(
         daemon, client, asked, body.tool_use(), hides_reasoning=body.include_reasoning is False
     )
-    prompt = await shown_prompt(client, asked)
+    prompt, held = await shown_prompt(client, asked), held_by(request)
     if body.stream:
         num_prompt_tokens = len(await prompt_token_ids(client, asked)) if body.continues_usage else None
         so_far = StreamUsage(num_prompt_tokens, included=body.includes_usage)
         chunks = ChatChunks(name, model, created, asked.answer_format, answering, so_far, prompt)
-        return EventStream(_events(ask(client, asked, traceparent=trace), chunks, with_usage=body.includes_usage))
-    stream = ask(client, asked, stream=False, traceparent=trace)
-    (completion,) = await unless_disconnected(request.receive, gathered([stream], held_by(request)))
+        stream = ask(client, asked, held, traceparent=trace)
+        return EventStream(_events(stream, chunks, with_usage=body.includes_usage))
+    stream = ask(client, asked, held, stream=False, traceparent=trace)
+    (completion,) = await unless_disconnected(request.receive, gathered([stream], held))
     answer = chat_completion(completion, asked.answer_format, name, model, prompt, answering.message)
     timings = answer_timings([completion.usage])
     return json_answer(msgspec.structs.replace(answer, created=created, timings=timings))

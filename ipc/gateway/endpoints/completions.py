@@ -39,15 +39,14 @@ async def create(request: Request) -> Response:
         both = await asyncio.gather(*(echoed(client, asked, body) for asked in questions))
         questions, echoes = [asked for asked, _ in both], [echo for _, echo in both]
     prompts = await asyncio.gather(*(shown_prompt(client, asked) for asked in questions))
-    answer_format = questions[0].answer_format
+    answer_format, held = questions[0].answer_format, held_by(request)
     if body.stream:
         so_far = StreamUsage(await _num_prompt_tokens(client, questions, body), included=body.includes_usage)
         chunks = TextChunks(name, model, created, answer_format, so_far, prompts)
-        return EventStream(
-            _events([ask(client, asked, traceparent=trace) for asked in questions], chunks, body, echoes)
-        )
-    streams = [ask(client, asked, stream=False, traceparent=trace) for asked in questions]
-    completions = await unless_disconnected(request.receive, gathered(streams, held_by(request)))
+        streams = [ask(client, asked, held, traceparent=trace) for asked in questions]
+        return EventStream(_events(streams, chunks, body, echoes))
+    streams = [ask(client, asked, held, stream=False, traceparent=trace) for asked in questions]
+    completions = await unless_disconnected(request.receive, gathered(streams, held))
     answers = [
         text_completion(one, answer_format, name, model, prompt)
         for one, prompt in zip(completions, prompts, strict=True)

@@ -33,9 +33,10 @@ async def create(request: Request) -> Response:
     name, asked = request_id_of(request, body.request_id), body.question()
     daemon, client = await daemon_for(request, body.model)
     asked, answering = await answering_of(daemon, client, asked, body.tool_use(), hides_reasoning=False)
-    stream = ask(client, asked, traceparent=traceparent_of(request))
+    held = held_by(request)
+    stream = ask(client, asked, held, traceparent=traceparent_of(request))
     answer = ResponseAnswer(body, answering, asked.answer_format, name, client.welcome)
-    events = _events(stream, answer, client, None if body.stream else held_by(request))
+    events = _events(stream, answer, client, None if body.stream else held)
     if body.stream:
         return EventStream(_encoded(events), done=b"", error_event=lambda error: _event(answer.error(error.error)))
     await unless_disconnected(request.receive, _drain(events))

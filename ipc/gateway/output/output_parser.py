@@ -1,10 +1,14 @@
 """Parsing one sample of an answer into reasoning, content and calls."""
 
+from collections import defaultdict
 from typing import NamedTuple, Protocol
 
 from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, Reasoning, joined
 from ipc.gateway.output.reasoning import ReasoningParser
 from ipc.gateway.output.tool_call_parser import ToolCallParser
+
+PIECE = 4096
+"""Characters of a whole sample that a parser is given at once: it may look through all it has for each thing it finds."""
 
 
 class AnswerParser(Protocol):
@@ -74,15 +78,16 @@ class Output(NamedTuple):
 
 def whole_output(parser: AnswerParser, text: str, reason: str) -> Output:
     """All of a sample at once, by a parser that has read nothing yet."""
-    events = [*parser.feed(text), *parser.end()]
+    pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
+    events = [event for piece in pieces for event in parser.feed(piece)] + parser.end()
+    arguments: defaultdict[int, list[str]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, CallArguments):
+            arguments[event.index].append(event.text)
     calls = [event.name for event in events if isinstance(event, CallBegins)]
     return Output(
         "".join(event.text for event in events if isinstance(event, Content)),
         "".join(event.text for event in events if isinstance(event, Reasoning)),
-        [(name, _arguments(events, index)) for index, name in enumerate(calls)],
+        [(name, "".join(arguments[index])) for index, name in enumerate(calls)],
         parser.finish_reason(reason),
     )
-
-
-def _arguments(events: list[OutputEvent], index: int) -> str:
-    return "".join(event.text for event in events if isinstance(event, CallArguments) and event.index == index)

@@ -1,14 +1,14 @@
 """Which kinds of JSON a parameter's schema allows, for formats that write text without quotes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 KINDS = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
 ALL = frozenset([*KINDS.values(), "null"])
-MAX_DEPTH = 8
-"""References and alternatives that are followed, one inside the other."""
+MAX_LOOKS = 4096
+"""Schemas and listed values that are looked at for one parameter; whatever needs more allows all kinds."""
 
 
 def kind_of(value: Any) -> str:
@@ -20,25 +20,36 @@ def parameter_kinds(parameters: Mapping[str, Any] | None, name: str) -> frozense
     """The kinds that a function's parameters allow for the one of this name; all if it has none."""
     properties = (parameters or {}).get("properties")
     schema = properties.get(name) if isinstance(properties, dict) else None
-    return (frozenset(_kinds(schema, parameters or {}, MAX_DEPTH)) & ALL) or ALL
+    return (_kinds(schema, parameters or {}) & ALL) or ALL
 
 
-def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
-    if not isinstance(schema, dict) or not depth:
-        yield from ALL
-        return
-    if isinstance(reference := schema.get("$ref"), str):
-        yield from _kinds(_definition(reference, root), root, depth - 1)
-    elif types := schema.get("type"):
-        named = types if isinstance(types, list) else [types]
-        yield from ("number" if name == "integer" else str(name) for name in named)
-    elif isinstance(values := schema.get("enum", [schema["const"]] if "const" in schema else None), list):
-        yield from map(kind_of, values)
-    elif isinstance(branches := schema.get("anyOf") or schema.get("oneOf"), list):
-        for branch in branches:
-            yield from _kinds(branch, root, depth - 1)
-    else:
-        yield from ALL
+def _kinds(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """Those of a schema. Each that it refers to is looked at once, as it may refer to itself."""
+    kinds: set[str] = set()
+    left, seen, looks = [schema], set(), 0
+    while left and looks < MAX_LOOKS:
+        looks += 1
+        schema = left.pop()
+        if not isinstance(schema, dict):
+            return ALL
+        if id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        if isinstance(reference := schema.get("$ref"), str):
+            looks += reference.count("/")
+            left.append(_definition(reference, root))
+        elif types := schema.get("type"):
+            named = types if isinstance(types, list) else [types]
+            looks += len(named)
+            kinds.update("number" if name == "integer" else str(name) for name in named[:MAX_LOOKS])
+        elif isinstance(values := schema.get("enum", [schema["const"]] if "const" in schema else None), list):
+            looks += len(values)
+            kinds.update(map(kind_of, values[:MAX_LOOKS]))
+        elif isinstance(branches := schema.get("anyOf") or schema.get("oneOf"), list):
+            left += branches[:MAX_LOOKS]
+        else:
+            return ALL
+    return ALL if left or looks > MAX_LOOKS else frozenset(kinds)
 
 
 def _definition(reference: str, root: Mapping[str, Any]) -> Any:

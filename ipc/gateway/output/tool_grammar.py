@@ -29,21 +29,22 @@ _GEMMA_RULES = [
 
 def call_rules(
     row: ToolFormat, functions: Sequence[Function], token_ids: Mapping[str, int], *, parallel: bool
-) -> list[str]:
-    """Rules in which ``calls`` is one call of these functions, or several if ``parallel``."""
+) -> Iterator[str]:
+    """Rules in which ``calls`` is one call of these functions, or several if ``parallel``; each is made when it is
+    taken, as all of them may be far larger than what they are made from."""
     first, last = (literal(text, token_ids) for text in row.around)
     several = parallel and row.between is not None
     more = f" ({literal(row.between or '', token_ids)} call)*" if several else ""
     heads = [literal(row.call[0] + function.name + row.call[1], token_ids) for function in functions]
     calls = one_of(f"{head} arguments_{number}" for number, head in enumerate(heads))
-    rules = [f"calls: {first} call{more} {last}", f"call: {calls} {literal(row.call[2], token_ids)}"]
+    yield f"calls: {first} call{more} {last}"
+    yield f"call: {calls} {literal(row.call[2], token_ids)}"
     for number, function in enumerate(functions):
-        rules += _Arguments(row, function, number, token_ids).rules()
+        yield from _Arguments(row, function, number, token_ids).rules()
     if row is GEMMA4:
-        rules += [*_GEMMA_RULES, f"string: {literal(_QUOTE, token_ids)} text", text_rule("text", _QUOTE, token_ids)]
+        yield from [*_GEMMA_RULES, f"string: {literal(_QUOTE, token_ids)} text", text_rule("text", _QUOTE, token_ids)]
     elif row.tags is not None:
-        rules.append(text_rule("text", _end(row.tags), token_ids))
-    return rules
+        yield text_rule("text", _end(row.tags), token_ids)
 
 
 def _end(tags: Tags) -> str:
@@ -68,14 +69,15 @@ class _Arguments:
         required = self._schema.get("required")
         self._required = required if isinstance(required, list) else []
 
-    def rules(self) -> list[str]:
+    def rules(self) -> Iterator[str]:
         """All of them."""
         name = f"arguments_{self._number}"
         if self._row.tags is None and self._row.calls is None:
-            return [f"{name}: {json_of(self._schema, SPACED)}"]
+            yield f"{name}: {json_of(self._schema, SPACED)}"
+            return
         opening, closing = ("{", "}") if self._row is GEMMA4 else ("", "")
-        start = f"{literal(opening, self._token_ids)} {name}_first_0 {literal(closing, self._token_ids)}"
-        return [f"{name}: {start}", *self._sequence(name)]
+        yield f"{name}: {literal(opening, self._token_ids)} {name}_first_0 {literal(closing, self._token_ids)}"
+        yield from self._sequence(name)
 
     def _sequence(self, name: str) -> Iterator[str]:
         """Each parameter or, unless it is required, none, and a comma between any two."""
