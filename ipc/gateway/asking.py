@@ -46,11 +46,13 @@ async def shown_prompt(client: AsyncClient, asked: Question) -> list[int] | Unse
 
 
 def ask(
-    client: AsyncClient, asked: Question, held: HeldMemory, *, stream: bool = True, traceparent: str = ""
+    client: AsyncClient, asked: Question, held: HeldMemory | None, *, stream: bool = True, traceparent: str = ""
 ) -> AsyncStream:
-    """Send it, as a part of a trace perhaps, and hold its memory; the pieces of the answer. Raises Full."""
+    """Send it, as a part of a trace perhaps; the pieces of the answer. Its memory is ``held``, None where one file has
+    all that is asked. Raises Full."""
     pieces = _send(client, asked, stream=stream, traceparent=traceparent)
-    held.add(pieces.num_bytes)
+    if held is not None:
+        held.add(pieces.num_bytes)
     return pieces
 
 
