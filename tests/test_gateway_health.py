@@ -100,10 +100,13 @@ def test_daemons_of_one_model_take_turns(tmp_path_factory: pytest.TempPathFactor
             assert len(one.submitted) == len(other.submitted) == 3
         while going.client._connection.is_up:  # until it has noticed
             pass
-        going.client._connection._timeout = 0.2
-        for _ in range(3):
+        for _ in range(3):  # nobody waits for it, who has PATIENCE to answer
             assert http.post(TEXT, json={"prompt": "x", "model": "parrot"}).status_code == 200
-    assert len(one.submitted) == 6
+            assert len(http.get("/v1/models").json()["data"]) == 1
+        assert len(one.submitted) == 6
+        with serving(second, back := FakeDriver()):  # it has its turn again when it is back
+            while not back.submitted:
+                assert http.post(TEXT, json={"prompt": "x"}).status_code == 200
 
 
 def test_one_daemons_metrics_are_passed_on_as_they_are(address: str) -> None:

@@ -60,6 +60,8 @@ class RemoteDaemon:
         """The gateway's own connection."""
         self._clients: WeakKeyDictionary[Caller, AsyncClient] = WeakKeyDictionary()
         self._asking: dict[str, asyncio.Task[Any]] = {}
+        self._returning: asyncio.Task[None] | None = None
+        """Connects to it, since the start or since it was lost."""
         self._parsers = tool_call_parser, reasoning_parser
         self._dialect: tuple[Welcome, Dialect] | None = None
 
@@ -75,6 +77,11 @@ class RemoteDaemon:
             return self.client.welcome.models
         except ConnectFailed:
             return []
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it is not connected, and ``seek`` retries."""
+        return self._returning is not None and not self._returning.done()
 
     async def reach(self) -> None:
         """Be connected to it; raises ConnectFailed."""
@@ -104,6 +111,9 @@ class RemoteDaemon:
 
     async def close(self) -> None:
         """End the connections."""
+        if self._returning is not None:
+            self._returning.cancel()
+            await asyncio.wait((self._returning,))
         for client in (self.client, *self._clients.values()):
             await client.close()
 
@@ -130,12 +140,17 @@ class RemoteDaemon:
         if not asking.cancelled():
             asking.exception()  # mark as retrieved: the caller may have given up
 
-    async def reach_at_last(self) -> None:
-        """Connect to it, retrying until it is there."""
+    def seek(self) -> None:
+        """Connect to it, unless it is connected, retrying until it is there."""
+        if self.client.is_connected or self.is_away:
+            return
+        self._returning = asyncio.create_task(self._return())
+
+    async def _return(self) -> None:
         trouble = ""
         while True:
             try:
-                await self.reach()
+                await self.client.connect()
             except ConnectFailed as error:
                 if str(error) != trouble and not isinstance(error, DaemonStarting):
                     logger.warning("%s", error)
@@ -159,19 +174,16 @@ class Daemons:
 
     def __init__(self, daemons: list[RemoteDaemon]) -> None:
         self._daemons = daemons
-        self._reaching: list[asyncio.Task[None]] = []
         self._turns = itertools.count()
 
     async def __aenter__(self) -> Self:
-        self._reaching = [asyncio.create_task(daemon.reach_at_last()) for daemon in self._daemons]
+        for daemon in self._daemons:
+            daemon.seek()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        for task in self._reaching:
-            task.cancel()
-        await asyncio.gather(*self._reaching, return_exceptions=True)
         for daemon in self._daemons:
             await daemon.close()
 
@@ -179,25 +191,32 @@ class Daemons:
         return iter(self._daemons)
 
     async def reach(self) -> list[RemoteDaemon]:
-        """The reachable daemons; raises ConnectFailed if there are none."""
-        outcomes = await asyncio.gather(*(daemon.reach() for daemon in self._daemons), return_exceptions=True)
+        """The reachable daemons; raises ConnectFailed if there are none. One that was there and is away is not waited
+        for where another is connected."""
+        tried = self._daemons
+        if any(daemon.client.is_connected for daemon in tried):
+            tried = [daemon for daemon in tried if daemon.client.is_connected or not (daemon.is_away and daemon.models)]
+        outcomes = await asyncio.gather(*(daemon.reach() for daemon in tried), return_exceptions=True)
         for outcome in outcomes:
             if outcome is not None and not isinstance(outcome, ConnectFailed):
                 raise outcome
         if isinstance(outcomes[0], ConnectFailed) and all(outcomes):
             raise outcomes[0]
-        return [daemon for daemon, outcome in zip(self._daemons, outcomes, strict=True) if outcome is None]
+        return [daemon for daemon, outcome in zip(tried, outcomes, strict=True) if outcome is None]
 
     async def serving(self, model: str | None, caller: Caller) -> RemoteDaemon:
-        """A daemon that serves this model or adapter, in turn. Raises BodyError if none, and
-        ConnectFailed.
+        """A daemon that serves this model or adapter, in turn, of those that are connected if one is. Raises BodyError
+        if none, and ConnectFailed.
 
         If it can only be an adapter of one daemon, that daemon says whether it is.
         """
+        for daemon in self._daemons:
+            daemon.seek()
         known = _serving(self._daemons, model)
         turn = next(self._turns)
-        for number in range(len(known)):
-            daemon = known[(turn + number) % len(known)]
+        start = turn % len(known) if known else 0
+        in_turn = sorted(known[start:] + known[:start], key=lambda daemon: not daemon.client.is_connected)
+        for daemon in in_turn:
             with suppress(ConnectFailed):
                 await daemon.reach()
                 if _serving([daemon], model):  # it may have come back with another

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ipc.errors import ConnectionLost, OdriverError, RequestFailed
+from ipc.gateway.access.callers import NOT_KNOWN
 from ipc.gateway.answers import FAULT, encoded, failure
 from ipc.gateway.disconnect import Disconnected, unless_disconnected
 from ipc.gateway.request_id import WHY
@@ -80,7 +81,7 @@ class EventStream(Response):
         except (OdriverError, asyncio.CancelledError) as error:
             if not (self._started and self._is_read):
                 raise
-            ended = ConnectionLost("the gateway ends") if isinstance(error, asyncio.CancelledError) else error
+            ended = ConnectionLost(_why_cancelled(scope)) if isinstance(error, asyncio.CancelledError) else error
             await self._break_off(scope, send, ended)
         except Exception:
             if not self._started:
@@ -107,6 +108,11 @@ class EventStream(Response):
             await asyncio.sleep(PING_INTERVAL)
             if clock() - self._spoke_at >= PING_INTERVAL:
                 await self._say(send, PING)
+
+
+def _why_cancelled(scope: Scope) -> str:
+    caller = scope["state"].get("caller")
+    return NOT_KNOWN if caller is not None and caller.is_removed else "the gateway ends"
 
 
 def event(data: bytes) -> bytes:

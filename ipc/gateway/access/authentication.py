@@ -1,5 +1,6 @@
 """Authentication of requests: API keys, hosts and rates."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ipc.gateway.access.callers import Caller, Callers
+from ipc.gateway.access.callers import NOT_KNOWN, Caller, Callers, Unauthorized
 from ipc.gateway.access.memory_limit import Memory
 from ipc.gateway.access.peer_addresses import peer_of
 from ipc.openai.request_bodies import BodyError
@@ -36,17 +37,27 @@ class Authentication:
         memory: Memory = scope["app"].state.memory
         client = scope.get("client")
         peer = caller.name or peer_of(client[0] if client else "")
-        with ExitStack() as opened, memory.hold(peer) as held:
+        with ExitStack() as opened, memory.hold(peer) as held, caller.working():
             if scope["method"] == "POST":
                 opened.enter_context(_open(caller))
 
+            is_answered = False
+
             async def send_and_end(message: Message) -> None:
+                nonlocal is_answered
+                is_answered = True
                 if message["type"] == "http.response.body" and not message.get("more_body", False):
                     opened.close()  # first: a client with a complete answer may send again
                 await send(message)
 
             scope["state"]["held"] = held
-            await self._app(scope, receive, send_and_end)
+            try:
+                await self._app(scope, receive, send_and_end)
+            except asyncio.CancelledError:
+                if not caller.is_removed:
+                    raise
+                if not is_answered:
+                    raise Unauthorized(NOT_KNOWN) from None
 
 
 def caller_of(request: Request) -> Caller:
