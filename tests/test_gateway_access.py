@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_driver import FakeDriver, serving
+from fake_driver import PATIENCE, FakeDriver, serving
 from gateways import CHAT, TEXT, chat, gateway
 
 from ipc.commands.cli import main
@@ -127,6 +127,24 @@ def test_requests_a_minute_are_counted(http: httpx.Client) -> None:
     assert codes[-1].json()["error"]["type"] == "rate_limit_error"
 
 
+def test_a_caller_goes_before_others_only_where_the_file_says_so(
+    address: str, driver: FakeDriver, api_keys: Path
+) -> None:
+    """Whatever the gateway itself may; without a file of keys all are one."""
+    api_keys.write_text(FILE.replace("max_requests = 1", "least_priority = -3").replace("requests_per_minute = 2", ""))
+    with gateway(address, callers=Callers(api_keys)) as http:
+        answers = [
+            http.post(CHAT, json=chat("x", priority=priority), headers=bearer(name))
+            for name, priority in ((ALICE, -3), (ALICE, -4), (BOB, -1), (BOB, 0), (BOB, 7))
+        ]
+    with gateway(address) as http:
+        assert http.post(CHAT, json=chat("x", priority=-4)).status_code == 200
+
+    assert [answer.status_code for answer in answers] == [200, 403, 403, 200, 200]
+    assert answers[1].json()["error"]["param"] == "priority"
+    assert [request.params["priority"] for request in driver.submitted] == [-3, 0, 7, -4]
+
+
 def test_an_allowance_comes_back_with_time() -> None:
     """As much as there was at most."""
     caller = Caller("bob", ApiKey(BOB, requests_per_minute=2), None)
@@ -161,6 +179,40 @@ def test_keys_are_read_again(api_keys: Path) -> None:
     with pytest.raises(KeyFileError, match="holds no API keys"):
         known.reload()
     assert known.identified(f"Bearer {BOB}") is bob
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_is_taken_out_of_the_file_is_answered_no_more(
+    address: str, driver: FakeDriver, api_keys: Path, stream: bool
+) -> None:
+    """What is open ends with the reason, and is aborted; others, and whose limits alone change, go on."""
+    callers = Callers(api_keys)
+    answers: dict[str, httpx.Response] = {}
+
+    def ask(name: str) -> None:
+        answers[name] = http.post(CHAT, json=chat("hold", stream=stream), headers=bearer(name))
+
+    with gateway(address, callers=callers) as http:
+        threads = {name: threading.Thread(target=ask, args=(name,)) for name in (ALICE, BOB)}
+        threads[ALICE].start()
+        of_alice = driver.take()
+        threads[BOB].start()
+        of_bob = driver.take()
+        driver.say(of_alice, "a", [1])
+        driver.say(of_bob, "a", [1])
+        left = FILE.partition("[bob]")[2].replace("= 2", "= 5")
+        api_keys.write_text("[bob]" + left)
+        loop = callers.identified(bearer(BOB)["Authorization"])._working.copy().pop().get_loop()
+        loop.call_soon_threadsafe(callers.reload)
+        threads[ALICE].join(PATIENCE)
+        assert driver.aborted.get(timeout=PATIENCE) == of_alice.request_id
+        driver.finish(of_bob)
+        threads[BOB].join(PATIENCE)
+    if stream:
+        assert "not known here, or not any more" in answers[ALICE].text
+    else:
+        assert answers[ALICE].status_code == 401
+    assert answers[BOB].status_code == 200 and "not any more" not in answers[BOB].text
 
 
 @pytest.mark.parametrize(

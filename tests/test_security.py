@@ -239,6 +239,29 @@ def test_the_name_of_a_connection_is_not_a_key() -> None:
     assert "say hello first" in sent[-1].message
 
 
+def test_nobody_goes_before_others_unless_it_may() -> None:
+    """A key's holder with leave, one who controls the daemon, and its own user."""
+    sent: list[object] = []
+    for tenant, least in (
+        (Tenant(""), -(2**31) + 1),
+        (Tenant("uid 7", user=7), 0),
+        (Tenant("bob", Limits("x" * 40)), 0),
+        (Tenant("eve", Limits("x" * 40, least_priority=-5)), -5),
+        (Tenant("ops", Limits("x" * 40, control=True)), -(2**31) + 1),
+    ):
+        driver = FakeDriver()
+        clients = Clients(driver, WELCOME, Outbox(Bell()), lambda _, message: (sent.append(message), Sent.AWAY)[1])
+        clients.hear(b"name", [encode(Hello(PROTOCOL_VERSION))], 0.0, tenant)
+        asked = (-(2**31) + 1, -6, -5, -1, 0, 4, 5, "x")
+        for number, priority in enumerate(asked):
+            request = Generate(str(number), prompt=[1], params={"priority": priority})
+            clients.hear(b"name", [encode(request)], 0.0, tenant)
+        taken = [request.params["priority"] for request in driver.submitted]
+        assert taken == [one for one in asked if isinstance(one, str) or one >= least]
+    refused = [one for one in sent if isinstance(one, Error)]
+    assert {one.code for one in refused} == {"forbidden"} and "bob may ask for 0 or more" in refused[4].message
+
+
 def test_tokens_are_so_many_a_minute() -> None:
     """They may be used at once, and come back as the minute goes; the refusal says when there will be some."""
     quota, tenant = Quota(), Tenant("bob", Limits("x" * 40, tokens_per_minute=600))
@@ -310,6 +333,10 @@ def test_keys_on_the_command_line(tmp_path: Path) -> None:
     """They are made, listed, used and revoked; the daemon finds them where the command puts them."""
     made = odriver(tmp_path, "keys", "new", "alice", "--max-requests", "4", "--control")
     again = odriver(tmp_path, "keys", "new", "alice", "--out", "other.key")
+    ahead = odriver(tmp_path, "keys", "new", "bob", "--least-priority", "-5")
+    behind = odriver(tmp_path, "keys", "new", "eve", "--least-priority", "5")
+    limits = keys.authorized(tmp_path / "odriver" / "keys")
+    odriver(tmp_path, "keys", "revoke", "bob")
     listed = odriver(tmp_path, "keys", "list")
     revoked = odriver(tmp_path, "keys", "revoke", "alice")
     missing = odriver(tmp_path, "keys", "revoke", "alice")
@@ -318,6 +345,8 @@ def test_keys_on_the_command_line(tmp_path: Path) -> None:
     assert made.stdout.startswith("alice.key is the key of alice")
     assert again.returncode == missing.returncode == os.EX_CONFIG
     assert "clients/alice.toml exists" in again.stderr
+    assert (ahead.returncode, limits["bob"].least_priority, limits["alice"].least_priority) == (0, -5, 0)
+    assert behind.returncode == 2 and "must be 0, or a number from" in behind.stderr and "eve" not in limits
     assert "there is no key alice" in missing.stderr
     assert keys.client_key(tmp_path / "alice.key").public in listed.stdout
     assert "alice" in listed.stdout

@@ -1,9 +1,11 @@
 """``odriver keys``: which keys may connect to a daemon that asks for keys."""
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
+from engine.request_limits import MAX_PRIORITY
 from ipc.commands.arguments import add_command, count
 from ipc.service import settings
 from ipc.wire import keys
@@ -33,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 metavar="NAME,...",
                 help="adapters that it may use, '*' for all (default: none; with --control all)",
             )
+            add(
+                "--least-priority",
+                type=_priority,
+                metavar="-N",
+                help="the lowest priority of its requests, which goes before others (default: 0; with --control any)",
+            )
             add("--control", action="store_true", help="may use status, abort, drain, sleep, wake and the like")
         add("--keys", type=Path, metavar="DIR", default=None, help="where the daemon has them, unless configured")
         command.set_defaults(keys_command=run)
@@ -43,6 +51,12 @@ def run(options: dict[str, Any]) -> int:
     directory = options.pop("keys") or settings.held({})["keys"].value or keys.default_directory()
     options.pop("keys_command")(directory, **options)
     return 0
+
+
+def _priority(text: str) -> int:
+    if not re.fullmatch(r"0|-[1-9]\d{0,9}", text) or int(text) < -MAX_PRIORITY:
+        raise argparse.ArgumentTypeError(f"must be 0, or a number from -{MAX_PRIORITY} to -1, not {text}")
+    return int(text)
 
 
 def _names(text: str) -> list[str]:

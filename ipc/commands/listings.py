@@ -80,8 +80,10 @@ def _adapters(limits: Limits) -> Text:
 
 def show_keys(found: Mapping[str, Limits]) -> None:
     """Print the authorised keys."""
-    table = words_table("Keys", "name", "requests at once", "tokens per minute", "control", "adapters", "public key")
+    columns = ("name", "requests at once", "tokens per minute", "least priority", "control", "adapters", "public key")
+    table = words_table("Keys", *columns)
     for name, limits in found.items():
         counts = ["" if count is None else f"{count:,}" for count in (limits.max_requests, limits.tokens_per_minute)]
+        counts.append("" if limits.control else str(limits.least_priority))
         table.add_row(plain(name), *counts, "yes" if limits.control else "", _adapters(limits), plain(limits.public))
     show(table)

@@ -208,6 +208,9 @@ class Clients:
         if over is not None:
             self._send(identity, Error(request_id, "quota_exceeded", *over))
             return
+        if isinstance(message, Generate) and (why := client.tenant.refused_priority(message.params.get("priority"))):
+            self._send(identity, Error(request_id, "forbidden", why))
+            return
         reply = Reply(self._outbox, identity, request_id, stream=not isinstance(message, Generate) or message.stream)
         client.streams[request_id] = SampleStream(reply, client.backlog)
         try:

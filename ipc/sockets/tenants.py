@@ -3,6 +3,7 @@
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from ipc.wire.keys import ALL, Limits
 
@@ -34,6 +35,20 @@ class Tenant:
         """The adapters that it may use, by name; None for all."""
         limits = self.limits
         return None if limits is None or limits.control or ALL in limits.adapters else limits.adapters
+
+    @property
+    def least_priority(self) -> int | None:
+        """The lowest priority that its requests may have, which is served first; None for any."""
+        if self.limits is None:
+            return 0 if self.name else None
+        return None if self.limits.control else self.limits.least_priority
+
+    def refused_priority(self, priority: Any) -> str | None:
+        """Why its requests may not have this priority; None if they may, or if it is none."""
+        least = self.least_priority
+        if least is None or not isinstance(priority, int) or priority >= least:
+            return None
+        return f"priority {priority} goes before others, and {self.name} may ask for {least} or more: `least_priority` of its key"
 
 
 EVERYBODY = Tenant("")

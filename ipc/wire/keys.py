@@ -17,11 +17,14 @@ import msgspec
 import zmq
 from msgspec import Meta, Struct
 
+from engine.request_limits import MAX_PRIORITY
 from ipc.errors import KeyFileError
 from ipc.wire import owned_files
 
 Z85 = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")]
 """32 bytes as ZeroMQ's RFC 32 writes them."""
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=0)]
+"""Below 0, which requests have that name none, it goes before those of others."""
 ALL = "*"
 """In place of the names of adapters: all of them."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -45,7 +48,8 @@ class ClientKey(Struct, frozen=True, forbid_unknown_fields=True):
 class Limits(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Limits of an authorised key: open requests, tokens read and generated a minute, control.
 
-    None is no limit. ``adapters`` are the names of those that it may use, ALL for all; a key with
+    None is no limit. Its requests may have ``least_priority`` or a higher number, which is served later; those of a
+    key with ``control`` any. ``adapters`` are the names of those that it may use, ALL for all; a key with
     ``control`` may use all.
     """
 
@@ -54,6 +58,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
     control: bool = False
     adapters: tuple[str, ...] = ()
+    least_priority: Priority = 0
 
 
 def default_directory() -> Path:

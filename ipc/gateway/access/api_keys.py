@@ -5,6 +5,7 @@
     key = "alice.key"              # her key at the daemons, from `odriver keys new alice`
     requests_per_minute = 60
     max_requests = 4
+    least_priority = -10           # her requests may go before those of others (0)
     operator = true                # she may also have the daemons sleep and the like
 
 If the daemons require keys, callers without one use the gateway's.
@@ -20,6 +21,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ipc.errors import KeyFileError
+from ipc.wire.keys import Priority
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -32,6 +34,7 @@ class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_minute: Annotated[int, Meta(ge=1)] | None = None
     max_requests: Annotated[int, Meta(ge=1)] | None = None
     operator: bool = False
+    least_priority: Priority = 0
 
 
 def read_api_keys(path: Path) -> dict[str, ApiKey]:

@@ -1,7 +1,10 @@
 """The callers of the gateway, and what each has used of its limits."""
 
+import asyncio
 import hashlib
 import hmac
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ from ipc.gateway.access.api_keys import ApiKey, digest, read_api_keys
 from ipc.openai.request_bodies import BodyError
 
 MINUTE = 60.0
+NOT_KNOWN = "this API key is not known here, or not any more"
 
 
 class Unauthorized(BodyError):
@@ -35,7 +39,10 @@ class Caller:
         self.name = name
         self.limits = limits
         self.key = key
+        self.is_removed = False
+        """Whether it has been taken out of the file."""
         self._num_open = 0
+        self._working: set[asyncio.Task[Any]] = set()
         self._allowance = float(limits.requests_per_minute or 0) if limits else 0.0
         self._at = 0.0
 
@@ -52,6 +59,30 @@ class Caller:
         """One is open no more."""
         self._num_open -= 1
 
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """While the running task answers a request of this caller; it is cancelled if the caller is removed."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._working.add(task)
+        try:
+            yield
+        finally:
+            self._working.discard(task)
+
+    def remove(self) -> None:
+        """It is not in the file any more."""
+        self.is_removed = True
+        for task in self._working:
+            task.cancel()
+
+    def check_priority(self, priority: int | None) -> None:
+        """Raises BodyError where it goes before those of others, and this caller may not."""
+        least = None if self.limits is None else self.limits.least_priority
+        if least is not None and (priority or 0) < least:
+            why = f"priority must be at least {least} for {self.name}"
+            raise BodyError(why, "priority", status=403, code="forbidden")
+
     def client(self, address: str, **options: Any) -> AsyncClient:
         """A client with the caller's own connection: the daemon is fair between connections.
 
@@ -59,7 +90,7 @@ class Caller:
         """
         if self.limits is None or self.limits.key is not None:
             return AsyncClient(address, key=self.key, **options)
-        return SaltingClient(address, self.name, key=self.key, **options)
+        return KeylessClient(address, self, key=self.key, **options)
 
     def _spend(self, per_minute: int, now: float) -> None:
         self._allowance = min(per_minute, self._allowance + (now - self._at) * per_minute / MINUTE)
@@ -70,16 +101,22 @@ class Caller:
         self._allowance -= 1
 
 
-class SaltingClient(AsyncClient):
-    """A client for a keyless caller, with a salt: its prompts' pages are not shared."""
+class KeylessClient(AsyncClient):
+    """A client for a caller without a key of its own, by which the daemon would tell it from others.
 
-    def __init__(self, address: str, name: str, **options: Any) -> None:
+    Its prompts have a salt: their pages are not shared.
+    """
+
+    def __init__(self, address: str, caller: Caller, **options: Any) -> None:
         super().__init__(address, **options)
-        self._name = name.encode()
+        self._caller = caller
 
     def _stream(self, **question: Any) -> AsyncStream:
         params = question.pop("params")
-        salt = hmac.new(self._name, str(params.get("cache_salt", "")).encode(), hashlib.sha256).hexdigest()
+        self._caller.check_priority(params.get("priority"))
+        salt = hmac.new(
+            self._caller.name.encode(), str(params.get("cache_salt", "")).encode(), hashlib.sha256
+        ).hexdigest()
         return super()._stream(params={**params, "cache_salt": salt}, **question)
 
 
@@ -109,12 +146,12 @@ class Callers:
         sent = digest(api_key.strip())
         caller = self._everybody if sent == self._api_key else self._by_digest.get(sent)
         if caller is None:
-            raise Unauthorized("this API key is not known here, or not any more")
+            raise Unauthorized(NOT_KNOWN)
         return caller
 
     def reload(self) -> str:
         """Read the file again; says how many keys it has, nothing where there is no file. Callers
-        keep what they have used.
+        keep what they have used; the requests of those who are not in it any more end.
 
         Raises KeyFileError, and changes nothing then.
         """
@@ -123,9 +160,13 @@ class Callers:
         found = self._read(self._path)
         for name, caller in found.items():
             before = self._by_digest.get(name)
-            if before is not None and (before.name, before.limits) == (caller.name, caller.limits):
+            if before is not None and (before.name, before.key) == (caller.name, caller.key):
+                before.limits = caller.limits
                 found[name] = before
+        removed = [caller for name, caller in self._by_digest.items() if name not in found]
         self._by_digest = found
+        for caller in removed:
+            caller.remove()
         return f"{len(found)} API keys are known"
 
     def _read(self, path: Path) -> dict[bytes, Caller]:
