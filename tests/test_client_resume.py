@@ -16,11 +16,13 @@ from driver import request as driver_request
 from driver.errors import DriverStopped, Overloaded
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
-from engine.request_limits import MAX_MESSAGE_BYTES
+from engine.request_limits import MAX_MESSAGE_BYTES, MAX_VALUES
 from engine.scheduling.sequence import SequenceOutput
 from ipc.async_client import AsyncClient
 from ipc.client import Client
 from ipc.connection import retry as resumption
+from ipc.connection.call import Call, request_frame
+from ipc.connection.retry import Resumption
 from ipc.errors import ConnectionLost, RequestFailed, ResumeFailed
 from ipc.wire.codec import encode
 from ipc.wire.completion import Piece
@@ -254,6 +256,17 @@ def test_another_model_cannot_go_on(client: Client, address: str) -> None:
         pytest.raises(ResumeFailed, match="serves owl"),
     ):
         next(stream)
+
+
+def test_what_no_daemon_takes_ends_alone() -> None:
+    """Where the daemon went before it could refuse it: the others of the client wait on."""
+    put: list[object] = []
+    frame = request_frame(Generate("1", "x", None, params={"bad_words": ["x"] * (MAX_VALUES + 1)}))
+    call = Call("1", frame, put.append, 0.0, resumption=Resumption(frame, 0.0))
+
+    assert not call.lose(ConnectionLost("gone"), 0.0, 10.0)
+
+    assert [type(one) for one in put] == [RequestFailed]
 
 
 def test_an_output_too_long_to_be_sent_back_is_refused(client: Client, address: str) -> None:

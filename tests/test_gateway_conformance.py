@@ -268,6 +268,35 @@ def test_nothing_is_ignored_silently(http: httpx.Client, path: str, body: dict[s
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"functions": None, "function_call": None, "audio": None, "prediction": None}),
+        (CHAT, {"stream": True, "stream_options": {"include_usage": None, "include_obfuscation": None, "other": None}}),
+        (CHAT, {"tools": [{"type": None, "function": {"name": "f", "other": None}}]}),
+        ("/v1/responses", {"prompt": None, "max_tool_calls": None}),
+    ],
+)
+def test_a_null_is_no_field(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    """Also of a name that is not known: some clients write all that they know of."""
+    asked = {"messages": [{"role": "user", "content": "x", "other": None}]} if path == CHAT else {"input": "x"}
+
+    answer = http.post(path, json={**asked, **body})
+
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_null_in_a_schema_is_one(http: httpx.Client, driver: ScriptedDriver) -> None:
+    """It says what may come."""
+    schema = {"type": ["integer", "null"], "default": None, "enum": [1, None]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "other": None}}
+
+    assert http.post(CHAT, json=chat("x", response_format=form)).status_code == 200
+
+    grammar = driver.submitted[0].params["structured_outputs"]["grammar"]
+    assert '"default": null, "enum": [1, null]' in grammar
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_token_ids_come_with_the_answer_where_wanted(address: str, path: str, stream: bool) -> None:
@@ -354,6 +383,10 @@ def test_what_follows_a_trigger_has_its_form(http: httpx.Client, driver: Scripte
     assert http.post(CHAT, json=body).status_code == 200
     stray = {**body["response_format"], "triggers": ["<h="]}
     refused = http.post(CHAT, json={**body, "response_format": stray})
+    many = {**body["response_format"], "triggers": ["<h="] * 513}
+    assert (
+        http.post(CHAT, json={**body, "response_format": many}).json()["error"]["param"] == "response_format.triggers"
+    )
 
     grammar = llguidance.LLMatcher.grammar_from_lark(driver.submitted[0].params["structured_outputs"]["grammar"])
     tokenizer = llguidance.LLTokenizer("byte")

@@ -7,7 +7,7 @@ from engine.request_limits import MAX_DEPTH
 from ipc.connection.read_ahead import Unread
 from ipc.connection.retry import Resumption
 from ipc.errors import ConnectionLost, OdriverError, RequestFailed, ResumeFailed
-from ipc.wire.codec import encode
+from ipc.wire.codec import MessageError, encode
 from ipc.wire.messages import (
     AdaptersReply,
     Detokenize,
@@ -75,10 +75,15 @@ class Call:
         if not self.resumption.outlasts(why):
             self.put(self.resumption.verdict(why))
             return False
+        try:
+            rest = self.resumption.rest(now)
+        except MessageError as error:  # as the daemon would have said, had it been there
+            self.put(RequestFailed("invalid_request", str(error)))
+            return False
         self._resume_timeout = resume_timeout
         self.deadline = self.resumption.interrupt(why, now) + resume_timeout
         self.not_before = now + self.resumption.delay()
-        self.frame = encode(self.resumption.rest(now))
+        self.frame = encode(rest)
         return True
 
     @property

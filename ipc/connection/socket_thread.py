@@ -84,6 +84,11 @@ class Connection:
             return False
         return session.welcome is self._welcome is not None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its thread has, so that nothing can be asked any more."""
+        return self._ended
+
     def connect(self, put: Put) -> Call:
         """Ask for no more than to be connected; Welcome is put."""
         return self._call(self._new_request_id(), b"", put)

@@ -29,8 +29,8 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     Obfuscation is padding, of which there is none here.
     """
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 

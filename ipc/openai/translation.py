@@ -37,6 +37,9 @@ STATUS = {
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 """OpenAI's error types by status; others are invalid_request_error or server_error."""
 
+FREE = ("parameters", "schema", "json", "guided_json", "chat_template_kwargs", "arguments")
+"""Fields in which a null is one."""
+
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?")
 _WRONG = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`", re.DOTALL)
 _NO_CHOICE = re.compile(r"Invalid enum value (?P<value>.*)", re.DOTALL)
@@ -95,7 +98,20 @@ def decoded(body: dict[str, Any] | bytes, kind: type[Body]) -> Body:
             return msgspec.json.decode(body, type=kind)
         return msgspec.convert(body, kind, str_keys=True)
     except (ValueError, RecursionError) as error:
+        with suppress(ValueError, RecursionError):
+            given = msgspec.json.decode(body) if isinstance(body, bytes) else body
+            return msgspec.convert(_without_nulls(given), kind, str_keys=True)
         raise _media_error(body) or _body_error(shortened(str(error)), kind) from error
+
+
+def _without_nulls(body: Any) -> Any:
+    """A body without its members that are null, such as those that are not known here; those of a schema and the
+    like belong to it."""
+    if isinstance(body, list):
+        return [_without_nulls(part) for part in body]
+    if not isinstance(body, dict):
+        return body
+    return {name: value if name in FREE else _without_nulls(value) for name, value in body.items() if value is not None}
 
 
 def body_of(
