@@ -94,6 +94,7 @@ def test_half_precision_is_read_as_its_numbers(read):
         ({"rank_pattern": {"(": 8}}, "no pattern"),
         ({"rank_pattern": {"q_proj": 0}}, "at least 1"),
         ({"lora_alpha": 1e999}, "cannot be read"),
+        ({"lora_alpha": 1e40}, "lora_alpha is too large"),
         ({"r": "eight"}, "cannot be read"),
         ({"r": 17}, "raise max_lora_rank"),
     ],

@@ -68,7 +68,7 @@ def test_on_a_cpu_a_little_more_or_less_free_memory_makes_no_other_pool(director
     """The number of pages is a size of compiled steps, which a later start is to find; an operator's own share is exact."""
 
     def budget(available, **settings):
-        monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
+        monkeypatch.setattr(memory, "available_bytes", lambda: available)
         return memory.memory_budget(build_config(directory, **settings))
 
     assert budget(17_000_000_000) == budget(17_400_000_000) == 6 * 2**30 < budget(19_000_000_000) == 7 * 2**30

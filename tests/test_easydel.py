@@ -17,12 +17,14 @@ from tokenizer_files import build_byte_level, write_tokenizer
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.hub.obtain import obtained
+from engine.live.read_files import fingerprint
 from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.models.weights.sources.easydel import TENSORSTORE_INDEX, easydel_checkpoint
 from engine.models.weights.sources.opening import check_weights, open_weights
 from engine.models.weights.store import load_decoder
+from ipc.service.start_up import _facts_of_files
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -102,6 +104,21 @@ def test_a_missing_array_and_a_missing_model_are_named(tmp_path: Path) -> None:
     (directory / TENSORSTORE_INDEX).write_text('{"format": "tensorstore", "prefixes": {"tx": []}}')
     with pytest.raises(ConfigurationError, match="has no 'model', only tx"):
         easydel_checkpoint(directory, None)
+
+
+def test_checkpoints_that_differ_are_told_apart_on_several_hosts(tmp_path: Path) -> None:
+    """By their numbers in an update, and by their files at the start."""
+    places = [save(tmp_path / name, "qwen2") for name in ("one", "same", "other")]
+    kernel = next(places[2].glob("model/model/layers/0/self_attn/q_proj/kernel/0.0*"))
+    kernel.write_bytes(next(places[2].glob("model/model/layers/1/self_attn/q_proj/kernel/0.0*")).read_bytes())
+    found = []
+    for place in places:
+        with open_weights(place) as source:
+            found.append(fingerprint(source))
+    facts = [_facts_of_files(place)["the checkpoint"] for place in places]
+
+    assert found[0] == found[1] != found[2]
+    assert all("tensorstore" in fact for fact in facts)
 
 
 def test_a_head_that_easydel_ignores_is_ignored(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from engine.scheduling.sequence import Sequence, SequenceOutput
 from engine.served_model import served_model
 
 PROMPT = [5, 9, 3, 7, 2, 8, 4, 11, 6]
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 Q_PROJ = "model.layers.{}.self_attn.q_proj.weight"
 
 
@@ -249,6 +250,11 @@ def test_weights_that_do_not_fit_change_nothing(world: World, tmp_path: Path) ->
         (WeightArrays({}), "has no tensor"),
         (WeightFiles(str(tmp_path / "nowhere")), "neither model.safetensors nor"),
         (WeightFiles(str(build_checkpoint(tmp_path / "other", rope_theta=1234.0))), "describes another model"),
+        (
+            WeightFiles(str(build_checkpoint(tmp_path / "gptq", quantization_config=GPTQ))),
+            "another quantization_config",
+        ),
+        (WeightFiles(str(tmp_path / ("x" * 300))), "the weights cannot be read: .*File name too long"),
         (SharedWeights({q: SharedArray("../etc/passwd", 0, "F32", [1])}), "no name of shared memory"),
         (SharedWeights({q: SharedArray("odriver-nobody", 0, "F32", [1])}), "cannot be opened"),
     ]

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fake_driver import PATIENCE, FakeDriver
@@ -20,6 +21,7 @@ from driver.odriver import oDriver
 from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.errors import ConfigurationError
 from engine.hosts.processes import Leader, Member
 from engine.oengine import oEngine
 from engine.step.commands import AskToStop
@@ -29,7 +31,7 @@ from ipc.service import vm_notices
 from ipc.service.configuration import DaemonConfig, LiveConfiguration
 from ipc.service.daemon import SHUTDOWN_TIMEOUT, STOPPED, Daemon
 from ipc.service.http_config import HttpConfig
-from ipc.service.start_up import Loaded
+from ipc.service.start_up import Loaded, _left_by
 from ipc.service.vm_notices import VMNotices
 
 __all__ = ["news"]
@@ -273,3 +275,22 @@ def test_another_host_s_notice_reaches_process_0_with_the_seconds_that_are_left(
     assert asked.get(timeout=PATIENCE) == ("process 1: it was stopped by SIGTERM", math.inf)
     leader.leave(0, "the test is over")
     theirs.close()
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "why"),
+    [
+        (ConfigurationError("no such adapter"), 78, "no such adapter"),
+        (RuntimeError("broken"), 1, "process 0 could not start: broken"),
+        (KeyboardInterrupt(), 0, "process 0 was stopped while it started"),
+    ],
+)
+def test_who_waits_for_a_start_that_fails_hears_why(failure: BaseException, code: int, why: str) -> None:
+    """With the exit code that systemd is to see on all hosts."""
+    told: list[tuple[int, str]] = []
+    leader = cast("Leader", SimpleNamespace(leave=lambda *words: told.append(words)))
+
+    with pytest.raises(type(failure)), _left_by(leader):
+        raise failure
+
+    assert told == [(code, why)]

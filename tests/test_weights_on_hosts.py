@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from checkpoints import VARIANTS, Tensors, build_checkpoint, random_tensors
 from free_ports import free_port
+from test_live_weights import build
 from test_several_hosts import PATIENCE, Process, answers, made, tokens
 from tokenizer_files import build_byte_fallback, write_tokenizer
 
@@ -221,6 +222,22 @@ def test_a_refusal_of_process_0_is_told_to_all_and_a_lost_process_is_said() -> N
     others.close()
     with pytest.raises(HostsError, match="process 1 has gone"):
         others.leader.stage(9, WeightArrays(ARRAYS), tensors, lambda: staged(9, fingerprint(tensors)))
+
+
+def test_what_another_process_refuses_is_kept_nowhere(tmp_path: Path) -> None:
+    """However far process 0 had come; a failed read leaves as little."""
+    engine = build(build_checkpoint(tmp_path / "one"))
+    runner, tensors = engine._runner, random_tensors(VARIANTS["llama2"].config, 1)
+
+    def refuse(number: int, *given: Any) -> StagedWeights:
+        assert given[-1]().number == number  # staged here
+        raise ConfigurationError("process 1 has other weights")
+
+    runner._stage_everywhere = refuse
+    with pytest.raises(ConfigurationError, match="process 1 has other"):
+        engine.stage_weights(WeightArrays(tensors))
+
+    assert not runner._executor._staged
 
 
 def test_checkpoints_that_differ_have_other_fingerprints(tmp_path: Path) -> None:

@@ -179,16 +179,23 @@ class AdapterReader:
     def _take(self, origin: str, config: PeftConfig, source: TensorSource, pair: Pair, read: _Read) -> None:
         """Read both factors of a module."""
         a, b = (self._numbers(origin, source, tensor.stored) for tensor in (pair.a, pair.b))
-        scale, rank = np.float32(config.scale(pair.key)), config.rank(pair.key)
+        rank = config.rank(pair.key)
+        with np.errstate(over="ignore"):
+            scale = np.float32(config.scale(pair.key))
+            b = scale * b
+        if not np.isfinite(b).all():
+            raise AdapterError(
+                f"{origin}: {pair.b.stored} times its scale of {scale:g} is infinite: lora_alpha is too large"
+            )
         if isinstance(pair.place, Place):
-            read.put(pair.place, a, scale * b)
+            read.put(pair.place, a, b)
             return
         experts, (_, inputs) = pair.place.weight.num_experts, pair.place.weight.shape
         low, high = a.reshape(experts, rank, -1), b.reshape(len(b), rank, experts).transpose(2, 0, 1)
         if (a.shape, b.shape) != _fitting(pair.place, rank)[0]:  # PEFT takes inputs for outputs there
             low, high = high.swapaxes(1, 2), low.swapaxes(1, 2)
         assert low.shape[-1] == inputs
-        read.put_fused(pair.place, low, scale * high)
+        read.put_fused(pair.place, low, high)
 
     @staticmethod
     def _numbers(origin: str, source: TensorSource, name: str) -> NDArray[np.float32]:

@@ -26,4 +26,5 @@ def check_hosts(address: str | None, num_processes: int, process_id: int) -> Non
         )
     host, _, port = (address or "localhost:1").rpartition(":")
     named = bool(host) and port.isdecimal() and 0 < int(port) < 2**16
-    require_setting(named, "coordinator_address", "process 0's HOST:PORT", address)
+    named = named and ":" not in host  # what is beside jax's own connection is IPv4
+    require_setting(named, "coordinator_address", "process 0's HOST:PORT, a name or an IPv4 address", address)

@@ -188,11 +188,14 @@ def follow(hosts: Hosts, facts: Mapping[str, str]) -> Member:
     """Be another process; returns when process 0 is connected. Raises as ``_join`` does."""
     _join(hosts, facts)
     port, *token = _broadcast((0,) * (1 + TOKEN_BYTES))
-    address = hosts.coordinator_address.rpartition(":")[0].strip("[]"), port
+    address = hosts.coordinator_address.rpartition(":")[0], port
     connections = []
-    for stages in (False, True):
-        connections.append(_keep_alive(Client(address, authkey=bytes(token))))
-        connections[-1].send_bytes(encode(Joined(hosts.process_id, stages)))
+    try:
+        for stages in (False, True):
+            connections.append(_keep_alive(Client(address, authkey=bytes(token))))
+            connections[-1].send_bytes(encode(Joined(hosts.process_id, stages)))
+    except OSError as error:
+        raise HostsError(f"process 0 cannot be reached at {address[0]}:{port} ({error})") from error
     return Member(*connections)
 
 

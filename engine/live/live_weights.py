@@ -33,7 +33,7 @@ from engine.step.compilation import counted_apart
 BUCKET = "gs://"
 MAY_DIFFER = ("dtype", "published", "tensors", "eos_token_ids")
 """Fields of a ModelSpec that say how weights are stored, and the tokens that end an answer, which
-stay those of the start."""
+stay those of the start. Weights in another published format are not read, but floats are."""
 
 
 class LiveWeights:
@@ -51,6 +51,14 @@ class LiveWeights:
     @contextmanager
     def open(self, source: WeightSource) -> Iterator[TensorSource]:
         """The tensors of a source. Raises ConfigurationError and DownloadFailed."""
+        try:
+            with self._opened(source) as tensors:
+                yield tensors
+        except OSError as error:  # of the disk that has them, or is to have a bucket's small files
+            raise ConfigurationError(f"the weights cannot be read: {error}") from error
+
+    @contextmanager
+    def _opened(self, source: WeightSource) -> Iterator[TensorSource]:
         config = self._served.config
         match source:
             case StartWeights():
@@ -124,6 +132,11 @@ def _open_files(directory: Path, url: str | None) -> Iterator[TensorSource]:
 
 def _check_same_model(path: str, theirs: ModelSpec, ours: ModelSpec) -> None:
     """Raises ConfigurationError unless weights of the one may be served as the other."""
+    if theirs.published not in (None, ours.published):
+        raise ConfigurationError(
+            f"{path}: its config.json has another quantization_config than that of the daemon's model, by which weights are "
+            "read: save them in that format, or in floats"
+        )
     for field in ours.__dataclass_fields__:
         if field not in MAY_DIFFER and getattr(theirs, field) != getattr(ours, field):
             raise ConfigurationError(

@@ -4,7 +4,6 @@ A file that is cut off while it is mapped would end the daemon (SIGBUS); one tha
 found to be too short.
 """
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
+from engine.models.weights.sources.bucket_source import BucketCheckpoint
 from engine.models.weights.sources.checkpoint import SafetensorsSource, Stored, weight_files
-from engine.models.weights.sources.safetensors_header import DTYPES, entries, header_size
+from engine.models.weights.sources.easydel import EasyDeLCheckpoint
+from engine.models.weights.sources.safetensors_header import entries, header_size
 from engine.models.weights.sources.tensor_source import TensorSource
 
 COMPARED_TENSORS = 256
@@ -73,17 +74,25 @@ class ReadCheckpoint(SafetensorsSource[FilePart]):
 def fingerprint(source: TensorSource) -> int:
     """A number that two sources share if they have the same tensors.
 
-    Of names, dtypes and shapes, and where files are read, which each host has of its own, of the
-    first bytes of COMPARED_TENSORS: after a step of training nearly all numbers are others.
+    Of names, dtypes and shapes, and where each host reads files or a bucket by itself, of the
+    first numbers of COMPARED_TENSORS: after a step of training nearly all are others.
     """
     names, found = sorted(source.names), 0
     for name in names:
         info = source.info(name)
         found = crc32(f"{name} {info.dtype} {info.shape}".encode(), found)
-    if isinstance(source, ReadCheckpoint):
+    if isinstance(source, ReadCheckpoint | BucketCheckpoint | EasyDeLCheckpoint):
         for name in names[:: max(1, len(names) // COMPARED_TENSORS)]:
-            found = crc32(source.beginning(name), found)
+            found = crc32(_beginning(source, name), found)
     return found
+
+
+def _beginning(source: TensorSource, name: str) -> bytes:
+    """The first numbers of a tensor."""
+    if isinstance(source, ReadCheckpoint):
+        return source.beginning(name)
+    shape = source.info(name).shape
+    return source.read(name, (*(slice(0, 1) for _ in shape[:-1]), *(slice(0, size) for size in shape[-1:]))).tobytes()
 
 
 @contextmanager
@@ -124,7 +133,4 @@ def _tensors(file: FilePart) -> dict[str, Stored[FilePart]]:
         begin, end = entry.data_offsets
         if not 0 <= begin <= end <= size - data:
             raise ConfigurationError(f"{file.path} ends before its tensor {name} does: write it again")
-        dtype = DTYPES.get(entry.dtype)  # others are refused where the tensor is asked for
-        if dtype is not None and math.prod(entry.shape) * dtype.itemsize != end - begin:
-            raise ConfigurationError(f"{file.path}: {name} has {end - begin:,} bytes, which are not those of its shape")
     return {name: Stored(file, data + entry.data_offsets[0], entry) for name, entry in found.items()}

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 from flax import nnx
 from jax import Array
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
+from engine.hardware.host_memory import available_bytes
 from engine.live.read_files import fingerprint
 from engine.live.weight_source import Rereadable
 from engine.mesh import DeviceMesh
@@ -158,7 +158,7 @@ def _not_finite(source: TensorSource, names: list[str], dtype: np.dtype[Any]) ->
 
 
 def _check_memory(origin: str, num_bytes: int) -> None:
-    available = psutil.virtual_memory().available
+    available = available_bytes()
     if num_bytes > available:
         raise ConfigurationError(
             f"{origin}: these weights take {num_bytes:,} bytes of the host's memory, of which {available:,} are free: "

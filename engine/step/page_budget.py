@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import cached_property
 
 import jax
-import psutil
 from jax.errors import JaxRuntimeError
 
 from caching.cache_groups import CacheGroups
@@ -13,6 +12,7 @@ from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.tpu.tpu_chip import CHIPS
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.hardware.host_memory import available_bytes
 from engine.models.partition import Partition
 from engine.models.spec import ModelSpec
 from engine.speculation.history import earlier_bytes
@@ -248,7 +248,7 @@ def _left_on(device: jax.Device, devices: int, utilization: float | None) -> int
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"] * share) - int(stats.get("bytes_in_use", 0))
     if device.platform == "cpu":
-        available = psutil.virtual_memory().available
+        available = available_bytes()
         budget = int(available * (utilization or CPU_UTILIZATION))
         return (budget if utilization else _rounded_down(budget)) // devices
     if device.device_kind not in CHIPS:

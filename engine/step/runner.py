@@ -106,9 +106,13 @@ class eSurgeRunner:
         """
         number, again = next(self._staging_numbers), source if isinstance(source, Rereadable) else None
         with self._executor.live_weights.open(source) as tensors:
-            return self._stage_everywhere(
-                number, source, tensors, lambda: self._executor.stage_weights(number, tensors, again)
-            )
+            try:
+                return self._stage_everywhere(
+                    number, source, tensors, lambda: self._executor.stage_weights(number, tensors, again)
+                )
+            except BaseException:  # another process's refusal comes when these are staged here
+                self._executor.discard_weights(number)
+                raise
 
     def write_weights(self, staged: StagedWeights) -> None:
         """Serve new weights in the steps to come. No step may be in flight.

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 from packaging.requirements import Requirement
 from rich.filesize import decimal
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.hardware.host_memory import available_bytes
 from ipc.client import Client
 from ipc.errors import OdriverError
 from ipc.process import tables
@@ -189,7 +189,7 @@ def _model(config: EngineConfig) -> Iterator[Finding]:
         yield Finding("model", "bad", str(error), "name another directory, or put this one right")
         return
     yield Finding("model", "good", f"{directory}, {decimal(size)} of weights")
-    yield memory(size, psutil.virtual_memory().available, on_cpu=not accelerators.devices())
+    yield memory(size, available_bytes(), on_cpu=not accelerators.devices())
 
 
 def memory(needed: int, available: int, *, on_cpu: bool) -> Finding:

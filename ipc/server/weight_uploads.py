@@ -4,11 +4,11 @@ import math
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from driver.errors import InvalidRequest, Overloaded
 from engine.errors import ConfigurationError
+from engine.hardware.host_memory import available_bytes
 from engine.models.weights.sources.tensor_source import read_dtype
 from ipc.wire.operations import WeightChunk
 
@@ -85,7 +85,7 @@ def _dtype(chunk: WeightChunk) -> np.dtype[Any]:
 
 def _room(chunk: WeightChunk) -> NDArray[Any]:
     dtype = _dtype(chunk)
-    num_bytes, available = math.prod(chunk.shape) * dtype.itemsize, psutil.virtual_memory().available
+    num_bytes, available = math.prod(chunk.shape) * dtype.itemsize, available_bytes()
     if num_bytes > available:
         raise InvalidRequest(f"{chunk.name} has {num_bytes:,} bytes, and the daemon's host has {available:,} free")
     return np.empty(chunk.shape, dtype)

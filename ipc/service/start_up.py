@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -29,8 +29,13 @@ from ipc.service import device_choice
 if TYPE_CHECKING:
     from driver.open_requests import OpenRequest
     from driver.text.tokenizer import HuggingFaceTokenizer
+    from engine.hosts.processes import Leader
+    from engine.oengine import oEngine
 
 logger = logging.getLogger(__name__)
+
+EASYDEL = ("metadata.json", "tensorstore_index.json")
+"""Files that say which of EasyDeL's checkpoints a directory has."""
 
 
 class StartableDriver(Driver, Protocol):
@@ -99,11 +104,10 @@ def load(
     config = obtained(config, report)
     # Seconds' worth of imports: not before it is known that there are an address and a model.
     with heap_frozen():
-        from driver.metrics.driver_metrics import DriverMetrics
-        from driver.odriver import oDriver
+        import driver.metrics.driver_metrics
+        import driver.odriver  # noqa: F401
         from engine.build import build_engine
         from engine.hosts.other_processes import ALONE, OtherProcesses
-        from engine.served_model import served_model
 
     background = ThreadPoolExecutor(1)
     tokenizer = background.submit(_load_tokenizer, config)
@@ -120,13 +124,44 @@ def load(
 
         report(Progress("waiting for the other hosts", 0, config.hosts.num_processes - 1, "processes"))
         leader = lead(config.hosts, facts_alike(config), on_failure, ask_to_stop)
-    try:
+    with nullcontext() if leader is None else _left_by(leader):
         others = ALONE if leader is None else OtherProcesses(leader.tell, leader.stage)
         engine = build_engine(config, report_unless_in_vain, others, keep_executables=True)
+        loaded = _driven(config, model, engine, tokenizer.result(), root, on_failure)
+    return loaded if leader is None else replace(loaded, leave=leader.leave)
+
+
+@contextmanager
+def _left_by(leader: "Leader") -> Iterator[None]:
+    """While process 0 starts: if it does not, the others are told why, and end as it does."""
+    from engine.hosts.processes import FAULT
+
+    try:
+        yield
     except ConfigurationError as error:
-        if leader is not None:
-            leader.leave(os.EX_CONFIG, str(error))
+        leader.leave(os.EX_CONFIG, str(error))
         raise
+    except Exception as error:
+        leader.leave(FAULT, f"process 0 could not start: {error}")
+        raise
+    except BaseException:
+        leader.leave(os.EX_OK, "process 0 was stopped while it started")
+        raise
+
+
+def _driven(
+    config: EngineConfig,
+    model: str,
+    engine: "oEngine",
+    tokenizer: "HuggingFaceTokenizer",
+    root: Root | None,
+    on_failure: Callable[[str], None],
+) -> Loaded:
+    """A driver of an engine, with the first adapters. Raises ConfigurationError for those."""
+    from driver.metrics.driver_metrics import DriverMetrics
+    from driver.odriver import oDriver
+    from engine.served_model import served_model
+
     tables, stats, drafts = engine.num_page_tables, engine.stats(), config.speculation
     facts = served_model(config).describe() | {
         "model": model,
@@ -142,7 +177,7 @@ def load(
     }
     driver = oDriver(
         engine,
-        tokenizer.result(),
+        tokenizer,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         model_names=config.served_model_name,
@@ -162,8 +197,7 @@ def load(
     }
     metrics = DriverMetrics(driver, name, cache_config)
     freeze_heap()
-    loaded = Loaded(driver, name, driver.limits, facts, metrics, tuple(aliases), config.enable_lora)
-    return loaded if leader is None else replace(loaded, leave=leader.leave)
+    return Loaded(driver, name, driver.limits, facts, metrics, tuple(aliases), config.enable_lora)
 
 
 def freeze_heap() -> None:
@@ -210,7 +244,8 @@ def _facts_of_files(directory: Path) -> dict[str, str]:
     files = sorted((path.name, path.stat().st_size) for path in directory.glob("*.safetensors*"))
     config_file = directory / "config.json"
     written = config_file.read_text() if config_file.is_file() else ""
-    return {"config.json": written, "the files of weights": str(files)}
+    saved = [path.read_text() for name in EASYDEL for path in sorted(directory.glob(name))]
+    return {"config.json": written, "the files of weights": str(files), "the checkpoint": "".join(saved)}
 
 
 def _drafts_in_words(drafts: SpeculativeConfig, max_num_seqs: int) -> str:

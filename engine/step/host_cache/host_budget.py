@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-import psutil
-
 from caching.host_tier import HostTier
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.hardware.host_memory import available_bytes
 
 STEPS_STAGED = 4
 """Steps whose tokens' pages may be on their way at once, each way: several sequences that are
@@ -85,7 +84,7 @@ def host_budget(
 def check_host_memory(budget: HostBudget, others: int) -> None:
     """Raises ConfigurationError if the host has less memory free than the tier and ``others``, in
     bytes, are to take."""
-    available = psutil.virtual_memory().available
+    available = available_bytes()
     if budget.num_bytes + others > available:
         beside = f" beside {others:,} bytes of weights and pages" if others else ""
         raise ConfigurationError(

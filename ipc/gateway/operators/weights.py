@@ -6,6 +6,7 @@ itself.
 """
 
 import asyncio
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 from driver.request import UpdateMode
 from engine.live.weight_source import SharedArray
 from ipc.control_client import ControlClient
+from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read, read_nothing
 from ipc.gateway.daemons import Daemons
@@ -24,6 +26,8 @@ from ipc.gateway.operators.operator_commands import commanded, parameters
 from ipc.openai.request_bodies import BodyError
 
 MODES: Mapping[str, UpdateMode] = {"abort": "abort", "wait": "wait", "keep": "keep"}
+IDLE_LIMIT = 60.0
+"""Seconds without a word of an update's operator, after which another one's may begin."""
 SWITCHES = {"true": True, "false": False, "1": True, "0": False}
 
 
@@ -68,6 +72,20 @@ class Gathered:
     def __init__(self) -> None:
         self.tensors: dict[str, SharedArray] | None = None
         """None while none is started."""
+        self._by = ""
+        self._last = 0.0
+
+    def start(self, by: str) -> None:
+        """Begin anew, by this operator. Raises BodyError while another one's goes on."""
+        if self.tensors is not None and by != self._by and time.monotonic() - self._last < IDLE_LIMIT:
+            raise BodyError("another operator has started an update: it is to finish it", status=409, code="conflict")
+        self.tensors, self._by, self._last = {}, by, time.monotonic()
+
+    def add(self, tensors: dict[str, SharedArray]) -> None:
+        """More of it."""
+        assert self.tensors is not None
+        self.tensors |= tensors
+        self._last = time.monotonic()
 
 
 async def pause(request: Request) -> Response:
@@ -117,10 +135,9 @@ async def start_weight_update(request: Request) -> Response:
             "is_checkpoint_format must be true: tensors have their names in a checkpoint", "is_checkpoint_format"
         )
     gathered = _gathered(request)
-    if gathered.tensors is not None:
-        raise BodyError("an update has been started already: finish it first", status=409, code="conflict")
-    gathered.tensors = {}
-    return _message("Weight update started")
+    is_left = bool(gathered.tensors)
+    gathered.start(caller_of(request).name)
+    return _message(f"Weight update started{', and what an earlier one had sent is dropped' if is_left else ''}")
 
 
 async def update_weights(request: Request) -> Response:
@@ -136,7 +153,7 @@ async def update_weights(request: Request) -> Response:
     tensors = _tensors(info)
     if gathered.tensors is None:
         return await commanded(request, lambda control: _version(control.update_shared(tensors)))
-    gathered.tensors |= tensors
+    gathered.add(tensors)
     return PlainTextResponse("gathered\n")
 
 
@@ -164,6 +181,8 @@ def _tensors(info: UpdateInfo) -> dict[str, SharedArray]:
         raise BodyError(
             "names, dtype_names, shapes, object_names and offsets must have an entry for each tensor", "update_info"
         )
+    if len(set(info.names)) < count:
+        raise BodyError("names must name each tensor once", "update_info")
     places = map(SharedArray, info.object_names, info.offsets, info.dtype_names, info.shapes)
     return dict(zip(info.names, places, strict=True))
 

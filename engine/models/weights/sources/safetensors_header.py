@@ -1,5 +1,6 @@
 """The head of a safetensors file: a length of 8 bytes, and JSON with every tensor's place."""
 
+import math
 from typing import Any
 
 import ml_dtypes
@@ -41,7 +42,14 @@ def header_size(first: bytes) -> int:
 
 
 def entries(header: bytes) -> dict[str, Entry]:
-    """The tensors of a file by name. Raises msgspec.DecodeError."""
+    """The tensors of a file by name. Raises msgspec.DecodeError, and ValueError for one with more or fewer bytes than
+    its shape has."""
     raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
     raw.pop("__metadata__", None)
-    return {name: msgspec.json.decode(entry, type=Entry) for name, entry in raw.items()}
+    found = {name: msgspec.json.decode(entry, type=Entry) for name, entry in raw.items()}
+    for name, entry in found.items():
+        begin, end = entry.data_offsets
+        dtype = DTYPES.get(entry.dtype)  # others are refused where the tensor is asked for
+        if dtype is not None and math.prod(entry.shape) * dtype.itemsize != end - begin:
+            raise ValueError(f"{name} has {end - begin:,} bytes, which are not those of its shape")
+    return found
