@@ -33,6 +33,25 @@ def test_the_cut_is_where_a_search_of_the_whole_text_finds_it(stops: list[str], 
     assert (shown, matcher.matched) == brute_force(stops, "".join(pieces))
 
 
+@given(stops=STOPS, pieces=st.lists(st.text("abcd", max_size=5), max_size=12), least=st.integers(0, 12))
+def test_what_is_complete_too_early_is_passed_over(stops: list[str], pieces: list[str], least: int) -> None:
+    """A stop string may begin in a piece that does not end the text; it counts where it is complete."""
+    matcher, text = StopStrings(stops), "".join(pieces)
+    passed = len("".join(pieces[:least]))
+    ends = [end for end in range(passed + 1, len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
+    shown = ""
+
+    for number, piece in enumerate(pieces):
+        shown += matcher.add(piece, may_end=number >= least)
+        if matcher.matched:
+            break
+    shown += matcher.flush()
+
+    longest = max((stop for stop in stops if ends and text[: ends[0]].endswith(stop)), key=len, default="")
+    assert matcher.matched == (longest or None)
+    assert shown == (text[: ends[0] - len(longest)] if ends else text)
+
+
 @given(stops=STOPS, pieces=st.lists(st.text("abcd", max_size=5), max_size=12))
 def test_no_more_is_held_than_could_begin_a_stop_string(stops: list[str], pieces: list[str]) -> None:
     """What is held back is always the longest end of the text that a stop string begins with."""

@@ -11,7 +11,7 @@ from engine.scheduling.sequence import SequenceOutput, TokenLogprobs
 
 
 class SampleText:
-    """Detokenises, and looks for stop strings and repetition from token ``min_tokens`` on."""
+    """Detokenises, and looks for stop strings and repetition that are complete with token ``min_tokens`` or later."""
 
     def __init__(self, params: SamplingParams, prompt_tail: list[int], tokenizer: HuggingFaceTokenizer) -> None:
         self._params = params
@@ -62,11 +62,12 @@ class SampleText:
         if self._detokenizer is None:
             return ""
         piece = self._detokenizer.add(token_ids)
-        return self._stops.add(piece) if self._num_tokens >= self._params.min_tokens else piece
+        return self._stops.add(piece, may_end=self._num_tokens >= self._params.min_tokens)
 
     def _rest(self) -> str:
         """The text that was held back."""
-        rest = "" if self._detokenizer is None else self._stops.add(self._detokenizer.flush())
+        may_end = self._num_tokens >= self._params.min_tokens
+        rest = "" if self._detokenizer is None else self._stops.add(self._detokenizer.flush(), may_end=may_end)
         return rest + self._stops.flush()
 
 

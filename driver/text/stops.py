@@ -22,18 +22,19 @@ class StopStrings:
         self.matched: str | None = None
         """The stop string that has come."""
 
-    def add(self, piece: str) -> str:
-        """The text that can be shown; the longest suffix that could begin a stop is held back."""
+    def add(self, piece: str, *, may_end: bool = True) -> str:
+        """The text that can be shown; the longest suffix that could begin a stop is held back. A stop string that is
+        complete in a piece that may not end the text is passed over."""
         if not self._stops:
             return piece
         text = self._held + piece
         for end, character in enumerate(piece, start=len(self._held) + 1):
             complete = [stop.string for stop in self._stops if stop.add(character)]
-            if complete:
+            if complete and may_end:
                 self.matched = max(complete, key=len)
                 self._held = ""
                 return text[: end if self._include else end - len(self.matched)]
-        shown = len(text) - max(stop.num_begun for stop in self._stops)
+        shown = len(text) - max(stop.num_kept for stop in self._stops)
         self._held = text[shown:]
         return text[:shown]
 
@@ -52,9 +53,16 @@ class _Stop:
         self.num_begun = 0
         """How many characters at the end of the text begin the string, at most."""
 
+    @property
+    def num_kept(self) -> int:
+        """Characters at the end of the text that the string may yet be complete with."""
+        return self._shorter[self.num_begun] if self.num_begun == len(self.string) else self.num_begun
+
     def add(self, character: str) -> bool:
         """Reads one more character; returns whether that completes the string."""
         begun = self.num_begun
+        if begun == len(self.string):  # it was passed over
+            begun = self._shorter[begun]
         while begun and self.string[begun] != character:
             begun = self._shorter[begun]
         self.num_begun = begun + (self.string[begun] == character)
