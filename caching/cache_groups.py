@@ -91,6 +91,15 @@ class CacheGroups:
                     held = held if is_kept(page, group) else page
         return held
 
+    def ends_are_kept(self, hit: int, is_kept: Callable[[int, int], bool]) -> bool:
+        """Whether the first and the last page of each window behind a hit of so many pages are kept: whether all are,
+        nearly always. ``is_kept`` is as in ``hit``."""
+        for group in self.windowed:
+            first = max(0, hit - self.behind[group])
+            if first < hit and not (is_kept(first, group) and is_kept(hit - 1, group)):
+                return False
+        return True
+
     def growth(self, num_tokens: int, more: int) -> int:
         """Tokens, in each group counted anew, for which ``num_tokens`` need pages when ``more``
         are generated."""

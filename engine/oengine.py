@@ -133,6 +133,7 @@ class oEngine:
         outputs = []
         while self._in_flight:
             outputs += self._land()
+        self._runner.gaps.rest()  # a pause is no gap
         return outputs
 
     def update_weights(self, staged: StagedWeights, *, keep_cache: bool = False, name: str = "") -> None:

@@ -636,6 +636,32 @@ def test_a_client_without_a_slot_takes_one_from_the_client_that_has_most():
     assert all(outputs[-1].finish_reason == "length" for outputs in run_to_end(scheduler).values())
 
 
+@pytest.mark.parametrize(
+    ("mine", "theirs", "first"),
+    [({"client": "a", "priority": 0}, {"client": "b", "priority": 20}, 35), ({"client": "d"}, {"client": "b"}, 30)],
+)
+def test_nobody_yields_where_that_would_not_be_enough(mine, theirs, first):
+    """A large prompt waits for one that does not yield: the small ones, which would, run on."""
+    scheduler, _ = build_scheduler(num_pages=61, page_size=16, max_num_seqs=16, budget=512)
+    scheduler.add(build_sequence("large", prompt=16 * first, max_tokens=60, client="e"))
+    for _ in range(2):
+        land(scheduler, scheduler.plan())
+    for number in range(8):
+        scheduler.add(build_sequence(f"small {number}", prompt=32, max_tokens=50, **theirs))
+    for _ in range(3):
+        land(scheduler, scheduler.plan())
+    scheduler.add(build_sequence("larger", prompt=16 * 44, max_tokens=5, **mine))
+
+    for _ in range(10):
+        plan = scheduler.plan()
+        assert plan.num_decodes == 9
+        land(scheduler, plan)
+
+    assert not scheduler.preempted
+    outputs = run_to_end(scheduler)
+    assert all(tokens[-1].finish_reason == "length" for tokens in outputs.values())
+
+
 def test_the_log_says_before_whom_the_preempted_wait(caplog):
     """Who yields to another client waits before its own client's others, and in a famine before all."""
     events = [Preemption(cause, "flood", cause, num_tokens=9, num_pages=3) for cause in (Cause.FAIRNESS, Cause.PAGES)]
@@ -819,6 +845,26 @@ def test_no_more_than_some_are_looked_at_in_one_plan():
     assert scheduler.plan() is None
     scheduler.finish("late 7")
     assert names(scheduler.plan()) == ["behind"]
+
+
+@pytest.mark.parametrize("prompt", [3, 700])
+def test_one_clients_sequences_that_cannot_start_do_not_hide_others(prompt):
+    """However many masks of it are late, or long prompts of it have no part of the step."""
+    scheduler, _ = build_scheduler(num_pages=30_000, budget=64, max_num_seqs=256)
+    if prompt > 64:
+        scheduler.add(build_sequence("first", prompt=700, client="flood"))
+    for number in range(2 * LOOKED_AT):
+        scheduler.add(build_late(f"late {number}", client="flood"))
+        scheduler.add(build_sequence(f"long {number}", prompt=prompt, client="flood", max_tokens=9))
+    scheduler.add(build_sequence("other", client="other"))
+
+    plans = [scheduler.plan() for _ in range(2)]
+    for plan in plans:
+        land(scheduler, plan)
+
+    assert any("other" in names(plan) for plan in plans)
+    order = [scheduler._waiting.head().request_id]
+    assert order[0].startswith("late 0")
 
 
 def test_a_sequence_without_a_salt_is_not_hashed_and_shares_nothing():

@@ -4,9 +4,14 @@ import itertools
 
 import pytest
 
+from caching.cache_groups import CacheGroups
+from caching.page_manager import HBMPageManager
 from engine.sampling_params import SamplingParams
 from engine.scheduling.draft_rest import FIRST_REST, LONGEST_REST, PATIENCE, PATIENCE_RESTED
+from engine.scheduling.plan import StepResult
+from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.speculation import LEAST_TRIED, Speculation
 
 MOST, ROOM = 4, 100
@@ -166,3 +171,28 @@ def test_rows_share_the_passes_of_a_draft_model():
     assert granted(speculation, wrong) == [0]
     assert granted(speculation, right, wrong) == [MOST, MOST]
     assert [speculation.passes(count) for count in (0, MOST)] == [0, MOST] and costing(0.1).passes(MOST) == 0
+
+
+@pytest.mark.parametrize("num_waiting", [10, 100])
+def test_who_waits_for_pages_takes_no_drafts_from_those_who_run(num_waiting):
+    """A prompt that would be one too many to sample leaves its last token to the next step."""
+    speculation = Speculation(4)
+    pages = HBMPageManager(1 + 8 * 80 + 30)
+    memory = SequenceMemory(pages, CacheGroups(16, (None,), 512))
+    scheduler = InferenceScheduler(memory, max_num_seqs=64, max_num_batched_tokens=512, speculation=speculation)
+
+    def step():
+        plan = scheduler.plan()
+        assert sum(plan.samples) <= 64
+        scheduler.update(plan, StepResult([[5] * count for count in plan.samples], drafts=[4] * plan.num_rows))
+        return plan
+
+    for number in range(8 + num_waiting):
+        params = SamplingParams(temperature=0)
+        scheduler.add(Sequence(str(number), [number + 2] * 1000, params, frozenset({0}), 280, 0, client="c"))
+    for _ in range(40):
+        step()
+    plans = [step() for _ in range(10)]
+
+    assert scheduler.num_waiting >= num_waiting - 2
+    assert sum(sum(plan.counts[: plan.num_decodes]) - plan.num_decodes for plan in plans) > 200

@@ -5,7 +5,7 @@ import pytest
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.waiting.client_turns import REMEMBERED
-from engine.scheduling.waiting.waiting_queue import REMEMBERED_LEVELS, WaitingQueue
+from engine.scheduling.waiting.waiting_queue import MOST_PASSED_OF_CLIENT, REMEMBERED_LEVELS, WaitingQueue
 
 
 def build_sequence(request_id: str, client: str = "", priority: int = 0, prompt: int = 10, user: str = "") -> Sequence:
@@ -281,3 +281,39 @@ def test_priorities_that_are_gone_are_forgotten() -> None:
         waiting.charge(pop(waiting), 1)
 
     assert not waiting._levels and len(waiting._left) == REMEMBERED_LEVELS
+
+
+def test_who_is_passed_by_in_every_plan_leaves_no_trace() -> None:
+    """The heap of turns has a bound, and the order stays."""
+    waiting = WaitingQueue()
+    for number in range(5):
+        waiting.add(build_sequence(str(number), client=str(number)))
+    for _ in range(2 * REMEMBERED):
+        while (head := waiting.head()) is not None:
+            waiting.pass_by(head)
+        waiting.come_back()
+
+    (level,) = waiting._levels.values()
+    assert len(level._heap) <= 2 * (5 + REMEMBERED) + 1
+    assert serve(waiting, 5) == ["0", "1", "2", "3", "4"]
+
+
+def test_of_one_client_no_more_are_passed_by_than_some_while_others_wait() -> None:
+    """All come back where they were, those that were not looked at, too."""
+    waiting = WaitingQueue()
+    for number in range(100):
+        waiting.add(build_sequence(f"many {number}", client="many"))
+    waiting.add_preempted(build_sequence("preempted", client="many"), before_all=True)
+    waiting.add(build_sequence("one", client="one"))
+    passed = []
+    while (head := waiting.head()) is not None:
+        passed.append(head.request_id)
+        waiting.pass_by(head)
+    waiting.come_back()
+
+    assert passed[0] == "preempted" and passed[-1] == "one" and len(passed) == MOST_PASSED_OF_CLIENT + 1
+    waiting.check_integrity()
+    order = [pop(waiting).request_id for _ in range(102)]
+    assert (
+        order[0] == "preempted" and order[1:101] == [f"many {number}" for number in range(100)] and order[101] == "one"
+    )

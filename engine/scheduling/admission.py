@@ -17,8 +17,8 @@ LOOKED_AT = 128
 """Sequences that may be passed by in one plan, each for some microseconds: half of them may be the
 samples of one request."""
 
-MOST_DEFERRED = 16
-"""Long prompts among them for which the step has no part. Other clients have turns of their own."""
+MOST_DEFERRED = 32
+"""Long prompts among them for which the step has no part, of two clients at least if two wait."""
 
 
 class Claim(NamedTuple):
@@ -52,6 +52,8 @@ class Admission:
         self._preempter = preempter
         self._adapters = adapters
         self._fair = fair
+        self.num_started = 0
+        """Sequences that the last call of ``admit`` has started."""
         self._claim: Claim | None = None
 
     def settle_claim(self, plan: NextIterationPlan) -> None:
@@ -71,7 +73,7 @@ class Admission:
                 self._start(sequence)
                 return
             yielding = self._yielding(claim, found)
-            if yielding is None:
+            if yielding is None or not self._may_suffice(sequence, found):
                 return
             victim, cause = yielding
             equals = cause is Cause.FAIRNESS and victim.params.priority == sequence.params.priority
@@ -81,7 +83,7 @@ class Admission:
 
     def admit(self, chunks: PromptChunks) -> None:
         """Start sequences whose turn it is, and pass by those that cannot start in this step."""
-        backfill = Backfill()
+        backfill, num_running = Backfill(), len(self._running)
         while chunks.room > 0 or not chunks.counts:  # a row of a step full of decodes may yield
             sequence = self._waiting.head()
             looked_at_enough = self._waiting.num_passed_by == LOOKED_AT or backfill.num_deferred == MOST_DEFERRED
@@ -108,6 +110,7 @@ class Admission:
                 backfill.pass_for_pages(sequence)
                 self._waiting.pass_by(sequence)
         self._waiting.come_back()
+        self.num_started = len(self._running) - num_running
 
     def _may_have_adapter(self, sequence: Sequence, backfill: Backfill) -> bool:
         """Whether it has no adapter, or there is a slot that is not for one passed by."""
@@ -132,8 +135,17 @@ class Admission:
 
     def _fits(self, sequence: Sequence, found: Found, released: list[Sequence]) -> bool:
         """Whether it could start if these running sequences were released."""
-        spare = self._running.pages_to_spare(sequence) - self._memory.num_exclusive(released)
-        return self._running.num_free + len(released) > 0 and self._memory.fits(sequence, found, spare)
+        if self._running.num_free + len(released) == 0:
+            return False
+        spare = self._running.pages_to_spare(sequence, without=released)
+        most = sum(one.num_pages for one in released)
+        if not self._memory.fits(sequence, found, spare - most):
+            return False
+        return self._memory.fits(sequence, found, spare - self._memory.num_exclusive(released))
+
+    def _may_suffice(self, sequence: Sequence, found: Found) -> bool:
+        """Whether it could start if all yielded that may: otherwise none does, as it would be in vain."""
+        return self._fits(sequence, found, self._preempter.victims(sequence))
 
     def _room_will_come(self, sequence: Sequence, found: Found) -> bool:
         """Whether it can start as soon as the last tokens in flight have landed."""
@@ -145,7 +157,8 @@ class Admission:
         preempted, and the other's client runs nothing, while its own client runs more than an
         equal share."""
         if self._preempter.victim(sequence) is not None:
-            return Claim(sequence)
+            found = self._memory.find(sequence)
+            return Claim(sequence) if found is not None and self._may_suffice(sequence, found) else None
         newcomer = self._waiting.newcomer() if self._fair and sequence.has_begun else None
         if newcomer is None or newcomer.has_begun or newcomer.awaits_mask or not self._adapters.has_room(newcomer):
             return None

@@ -86,6 +86,14 @@ class Preempter:
                 return victim, Cause.FAIRNESS
         return None
 
+    def victims(self, sequence: Sequence) -> list[Sequence]:
+        """All that yield to this one, one after the other, as long as it has not started."""
+        priority = sequence.params.priority
+        found = [one for one in self._running if one.params.priority - priority >= self._threshold]
+        if self._fair and not sequence.has_begun:
+            found += self._running.all_over_their_share(sequence.client, found, priority)
+        return found
+
     def preempt(self, sequence: Sequence, cause: Cause, *, before_all: bool = True) -> None:
         """Take slot and pages from a running sequence that is not in the step being planned.
 

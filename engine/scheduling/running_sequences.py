@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Sequence as ListOf
 from typing import Any
 
 from engine.scheduling.adapter_slots import AdapterSlots
@@ -102,12 +103,13 @@ class RunningSequences:
         self._growth += growth - sequence.expected_growth
         sequence.expected_growth = growth
 
-    def pages_to_spare(self, sequence: Sequence) -> int:
-        """Pages to keep free so that running sequences can grow, and this one with them."""
-        if not self:
+    def pages_to_spare(self, sequence: Sequence, without: ListOf[Sequence] = ()) -> int:
+        """Pages to keep free so that running sequences can grow, but for some, and this one with them."""
+        num_left = len(self) - len(without)
+        if not num_left:
             return 0
-        growth = self._growth + self._expected_growth(sequence)
-        tables = (len(self) + 1) * len(self._memory.groups.windows)
+        growth = self._growth + self._expected_growth(sequence) - sum(one.expected_growth for one in without)
+        tables = (num_left + 1) * len(self._memory.groups.windows)
         return self._reserve.pages(growth, tables, self._memory.page_size)
 
     def decoding(self) -> list[Sequence]:
@@ -152,6 +154,26 @@ class RunningSequences:
         if count <= max(1, len(self) // (len(self._by_client) + 1)):
             return None
         return max((sequence for sequence in self if sequence.client == largest), key=_importance)
+
+    def all_over_their_share(self, client: str, gone: ListOf[Sequence], priority: int) -> list[Sequence]:
+        """The sequences that ``over_its_share`` would name one after the other, of this priority or less important, if
+        those named before, and those ``gone``, ran no more."""
+        left: dict[str, list[Sequence]] = {}
+        excluded = set(gone)
+        for sequence in sorted(self, key=_importance):
+            if sequence not in excluded:
+                left.setdefault(sequence.client, []).append(sequence)
+        if client in left:
+            return []
+        found: list[Sequence] = []
+        total = sum(map(len, left.values()))
+        while left:
+            largest = max(left.values(), key=len)
+            if len(largest) <= max(1, total // (len(left) + 1)) or largest[-1].params.priority < priority:
+                break
+            found.append(largest.pop())
+            total -= 1
+        return found
 
     def check_integrity(self) -> None:
         """Assert that slots are free or owned once, and that the counts are right."""

@@ -322,8 +322,10 @@ class InferenceScheduler:
         plan.num_passes = self.speculation.passes(max((plan.counts[row] - 1 for row in plan.drafted), default=0))
 
     def _room_for_drafts(self, num_decodes: int) -> int:
-        """Tokens that may be sampled beside those of all rows that the step may have."""
-        rows = min(self._max_num_seqs, len(self._running) + len(self._waiting))
+        """Tokens that may be sampled beside those of the rows that the step is likely to have: of running sequences, and
+        of one more that starts than have in the last plan. More of them sample in the next step."""
+        starting = min(len(self._waiting), self._admission.num_started + 1)
+        rows = min(self._max_num_seqs, len(self._running) + starting)
         return min(self._most_samples - rows, self._budget - num_decodes)
 
     def _plan_prompts(self, plan: NextIterationPlan, *, may_admit: bool) -> None:
@@ -343,9 +345,10 @@ class InferenceScheduler:
             left = sum(sequence.num_prefill_tokens - sequence.num_computed_tokens for sequence in begun)
             room = self._prompt_room.alone(self._waiting.num_tokens + left)
         if room is None:
-            chunks = PromptChunks(self.memory, self._budget - plan.num_tokens, self._long or self._budget // 2)
+            room_left, long = self._budget - plan.num_tokens, self._budget // 2
         else:
-            chunks = PromptChunks(self.memory, room, self._long or room // 2)
+            room_left, long = room, room // 2
+        chunks = PromptChunks(self.memory, room_left, self._long or long, self._most_samples - plan.num_tokens)
         begun.sort(key=chunks.is_long, reverse=True)
         for sequence in begun:
             chunks.grant(sequence)

@@ -1,6 +1,6 @@
 """Prefix hits on the device: which pages and which state of a waiting sequence are there."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as ListOf
 
 from caching.cache_groups import CacheGroups
@@ -68,8 +68,11 @@ class PrefixHits:
             return
         keys, count = self.keys(sequence)
         page_size = self._groups.page_size
-        self.tokens_looked_up += count * page_size
-        self.tokens_found += held * page_size
+        if self.may_share(sequence):
+            self.tokens_looked_up += count * page_size
+            self.tokens_found += held * page_size
+        elif len(self._groups.full) == len(self._groups.windows) and self._states is None:
+            held = min(len(self._pages.find(keys_in_group(keys[:count], group))) for group in self._groups.full)
         for key in keys[held:count]:
             self._computing.setdefault(key, sequence)
 
@@ -134,15 +137,21 @@ class PrefixHits:
 
     def _hit_of_windows(self, sequence: Sequence, keys: list[bytes], held: int) -> int:
         """Of ``held`` pages those at whose end all windows are known. A longer hit than the last
-        one is looked for only where more pages are held, or another has computed some."""
+        one is looked for only where more pages are held, or another has computed some; of the last
+        one's windows the pages at both ends are, and ``find_exactly`` looks for all."""
         before, hit = sequence.window_hit
+        if held == before and self._groups.ends_are_kept(hit, self._is_kept(keys)):
+            return hit
         hit = self._hit_of_groups(keys, hit if held == before else held)
         sequence.window_hit = held, hit
         return hit
 
     def _hit_of_groups(self, keys: list[bytes], held: int) -> int:
         """Of ``held`` pages those at whose end all windows are known."""
-        return self._groups.hit(held, lambda page, group: self._pages.is_kept(in_group(keys[page], group)))
+        return self._groups.hit(held, self._is_kept(keys))
+
+    def _is_kept(self, keys: list[bytes]) -> Callable[[int, int], bool]:
+        return lambda page, group: self._pages.is_kept(in_group(keys[page], group))
 
     def _num_owned(self, pages: list[int]) -> int:
         return len(pages) - self._pages.num_unowned(pages)

@@ -120,17 +120,26 @@ class ClientTurns:
         """Where a sequence waits, which is the first of all or of its client's."""
         return Position(sequence.request_id in self._preempted, self._counters.get(client, 0.0))
 
-    def put_back(self, client: str, sequence: Sequence, position: Position) -> None:
-        """Add a sequence where it was when it was taken out."""
+    def put_back(self, client: str, sequence: Sequence, position: Position, left_out: UserTurns | None = None) -> None:
+        """Add a sequence where it was when it was taken out, and behind it what was ``left_out`` of its client."""
+        waiting = self._clients.get(client)
+        if waiting is None and (left_out is not None or not position.preempted):
+            waiting = self._clients[client] = left_out or UserTurns()
+            self._push(self._counters.setdefault(client, position.counter), client, first=True)
         if position.preempted:
             self.add_preempted(sequence)
-            return
-        waiting = self._clients.get(client)
-        if waiting is None:
-            waiting = self._clients[client] = UserTurns()
-            counter = self._counters.setdefault(client, position.counter)
-            heapq.heappush(self._heap, (counter, -next(self._turns), client))  # before its equals, as it was
-        waiting.add(sequence, first=True)
+        else:
+            assert waiting is not None
+            waiting.add(sequence, first=True)
+
+    @property
+    def num_clients(self) -> int:
+        """Clients whose turn it may be."""
+        return len(self._clients)
+
+    def leave_out(self, client: str) -> UserTurns | None:
+        """Take out all that a client has here but what was preempted, for ``put_back``."""
+        return self._clients.pop(client, None)
 
     def begin(self, client: str, sequence: Sequence) -> None:
         """It is this sequence's turn: new clients from now on begin where its client is."""
@@ -154,9 +163,14 @@ class ClientTurns:
         if len(self._counters) > 2 * (len(self._clients) + REMEMBERED):
             self._forget()
         if client in self._clients:
-            heapq.heappush(self._heap, (counter, next(self._turns), client))
-            if len(self._heap) > 2 * (len(self._clients) + REMEMBERED):
-                self._drop_old_entries()
+            self._push(counter, client)
+
+    def _push(self, counter: float, client: str, *, first: bool = False) -> None:
+        """An entry for a client behind its equals, or before them."""
+        turn = next(self._turns)
+        heapq.heappush(self._heap, (counter, -turn if first else turn, client))
+        if len(self._heap) > 2 * (len(self._clients) + REMEMBERED):
+            self._drop_old_entries()
 
     def _drop_old_entries(self) -> None:
         latest: dict[str, tuple[float, int, str]] = {}

@@ -6,14 +6,17 @@ is the next one's turn, until ``come_back`` puts all that were passed by where t
 """
 
 from bisect import insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.waiting.client_turns import ClientTurns, Position
+from engine.scheduling.waiting.client_turns import ClientTurns, Position, UserTurns
 
 OUTPUT_WEIGHT = 2
 """What a generated token counts, beside one of a prompt: the figure of Sheng et al. (2024)."""
+MOST_PASSED_OF_CLIENT = 16
+"""Sequences of one client that are passed by in a plan where others wait: what keeps them, such as an adapter without
+a slot, is likely to keep the rest, and nobody else is to wait for all of them to be looked at."""
 REMEMBERED_LEVELS = 16
 """Priorities without waiting sequences whose clients' leads are remembered, the last ones."""
 
@@ -33,7 +36,10 @@ class WaitingQueue:
         self._left: OrderedDict[int, ClientTurns] = OrderedDict()
         """By priority, where none wait any more, those left last at the end."""
         self._priorities: list[int] = []
-        self._passed_by: list[tuple[Sequence, Position]] = []
+        self._passed_by: list[tuple[Sequence, Position, UserTurns | None]] = []
+        """With what was left out of its client then, as enough of it was passed by and others wait."""
+        self._passed_of: Counter[tuple[int, str]] = Counter()
+        """Of those, how many by priority and client."""
         self.num_tokens = 0
         """Known tokens of all waiting sequences."""
 
@@ -72,15 +78,23 @@ class WaitingQueue:
 
     def pass_by(self, sequence: Sequence) -> None:
         """The ``head`` cannot start now: it is the next one's turn."""
-        level = self._levels[sequence.params.priority]
-        self._passed_by.append((sequence, level.position(self._client(sequence), sequence)))
-        self._leave(sequence)
+        priority, client = sequence.params.priority, self._client(sequence)
+        level, left_out = self._levels[priority], None
+        position = level.position(client, sequence)
+        self._passed_of[priority, client] += 1
+        if self._passed_of[priority, client] >= MOST_PASSED_OF_CLIENT and level.num_clients > 1:
+            level.remove(client, sequence)
+            left_out = level.leave_out(client)
+        else:
+            self._leave(sequence)
+        self._passed_by.append((sequence, position, left_out))
 
     def come_back(self) -> None:
         """Put the sequences that were passed by where they were."""
-        for sequence, position in reversed(self._passed_by):
-            self._level(sequence).put_back(self._client(sequence), sequence, position)
+        for sequence, position, left_out in reversed(self._passed_by):
+            self._level(sequence).put_back(self._client(sequence), sequence, position, left_out)
         self._passed_by.clear()
+        self._passed_of.clear()
 
     @property
     def num_passed_by(self) -> int:
