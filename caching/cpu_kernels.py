@@ -15,8 +15,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -32,6 +34,10 @@ HEADERS = Path(__file__).parent / "cpu"
 ATTENTION = HEADERS / "attention.cc"
 SHIPPED = HEADERS / "compiled"
 """The libraries of a wheel."""
+
+UNFINISHED = "unfinished-"
+"""How directories are called in which a compiler works, and which a process that was killed leaves."""
+LONGEST_COMPILATION = 3600.0
 
 _compilers = ThreadPoolExecutor(thread_name_prefix="kernel compiler")
 
@@ -101,7 +107,8 @@ def compile_library(source: Path, level: str, directory: Path) -> Path:
     flags = (*FLAGS, *compiler_flags(level), f"-I{headers}", f"-I{HEADERS}")
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        own = TemporaryDirectory(dir=directory, prefix="unfinished-")
+        _forget_unfinished(directory)
+        own = TemporaryDirectory(dir=directory, prefix=UNFINISHED)
     except OSError as error:
         raise KernelsUnavailable(f"{directory} cannot be written ({error.strerror}): set XDG_CACHE_HOME") from error
     with own:
@@ -112,6 +119,13 @@ def compile_library(source: Path, level: str, directory: Path) -> Path:
             raise KernelsUnavailable(f"{by} cannot compile {source.name}: {done.stderr.strip()[:500]}")
         unfinished.rename(library)  # atomic: no process loads half of it
     return library
+
+
+def _forget_unfinished(directory: Path) -> None:
+    for left in directory.glob(f"{UNFINISHED}*"):
+        with suppress(FileNotFoundError):  # its compiler has just ended
+            if time.time() - left.stat().st_mtime > LONGEST_COMPILATION:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def xla_headers() -> Path:

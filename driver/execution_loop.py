@@ -45,6 +45,8 @@ from engine.scheduling.sequence import SequenceOutput
 
 COMMAND_PATIENCE = 600.0
 """Seconds that a command, such as to write a trace, may take before that is no progress."""
+WAKE_PATIENCE = 3600.0
+"""The same of a wake that reads the weights, from wherever they are, while nobody can be served."""
 MAX_MESSAGES = 256
 """Handled between two steps, however fast they come: some 10 ms."""
 ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -89,7 +91,7 @@ class ExecutionLoop:
     def seconds_since_progress(self) -> float:
         """For how long there has been work and no step has ended, even if this thread hangs.
 
-        A command, which runs no step, counts only beyond COMMAND_PATIENCE.
+        A command, which runs no step, counts only beyond COMMAND_PATIENCE, or WAKE_PATIENCE.
         """
         progressed_at = self._progressed_at
         return 0.0 if progressed_at is None else max(0.0, self._clock() - progressed_at)
@@ -211,16 +213,17 @@ class ExecutionLoop:
 
     def _change(self, change: Change) -> None:
         """An exception from the change is a fault of the engine, and of no request."""
-        with self._running_no_step():
+        reads_weights = isinstance(change, WakeEngine) and change.weights
+        with self._running_no_step(WAKE_PATIENCE if reads_weights else COMMAND_PATIENCE):
             answer = self._changes.run(change)
         # first: the client may ask for the state as soon as it has the answer
         self.stats = self._engine.stats()
         self.stage.work(_Changed(change, answer))
 
     @contextmanager
-    def _running_no_step(self) -> Iterator[None]:
-        """A block in which no step runs, which counts as progress up to COMMAND_PATIENCE."""
-        self._progressed_at = self._clock() + COMMAND_PATIENCE
+    def _running_no_step(self, patience: float = COMMAND_PATIENCE) -> Iterator[None]:
+        """A block in which no step runs, which counts as progress for so many seconds."""
+        self._progressed_at = self._clock() + patience
         try:
             yield
         finally:

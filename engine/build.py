@@ -109,6 +109,7 @@ class CompiledSteps:
             replaced_kernels=len(self.served.backend.replaced),
             states=slots,
             weights=weights,
+            description=self.served.describe(),
         )
         warm_up(engine)
         return engine

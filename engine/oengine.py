@@ -49,8 +49,11 @@ class oEngine:
         replaced_kernels: int = 0,
         states: HBMPageManager | None = None,
         weights: LiveWeights | None = None,
+        description: Mapping[str, str] | None = None,
     ) -> None:
         self.limits = limits
+        self.description = description or {}
+        """The model and its device, in words by name."""
         self._scheduler = scheduler
         self._runner = runner
         self._pages, self._states = pages, states

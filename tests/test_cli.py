@@ -223,6 +223,7 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str], capsys: pytest.
     ("arguments", "near"),
     [
         (["complete", "x", "--temperture", "0"], "unrecognized arguments: --temperture 0; did you mean --temperature?"),
+        (["complete", "Once", "upon", "a", "time"], "upon a time; a prompt of several words is one in quotes"),
         (["serve", "--max-num-seq=4"], "unrecognized arguments: --max-num-seq=4; did you mean --max-num-seqs?"),
         (["serve", "--max-num"], "did you mean --max-num-seqs or --max-num-batched-tokens?"),
         (["statsu"], "invalid choice: 'statsu'; did you mean status?"),

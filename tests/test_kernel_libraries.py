@@ -1,5 +1,6 @@
 """Where the CPU's kernels come from: a wheel's libraries, those compiled here before, or a compiler; and for which processors."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -237,6 +238,8 @@ def test_where_nothing_can_be_written_the_remedy_is_said(tmp_path):
 
 def test_several_that_compile_at_once_each_have_a_library(tmp_path):
     """Containers that share a cache have the same process ids; nothing unfinished is left."""
+    (tmp_path / "unfinished-old").mkdir()
+    os.utime(tmp_path / "unfinished-old", (0, 0))  # of a process that was killed
     with ThreadPoolExecutor(3) as pool:
         libraries = list(pool.map(lambda _: compile_library(ATTENTION, "baseline", tmp_path), range(3)))
 

@@ -45,6 +45,8 @@ class Parser(argparse.ArgumentParser):
         hints = [hint for name in names if (hint := vllm_hint(name, known))]
         near = [one for name in names if name.startswith("--") for one in _near(name, flags)]
         more = f"; {'; '.join(hints)}" if hints else _question(near)
+        if not more and "PROMPT" in known and not any(name.startswith("-") for name in names):
+            more = "; a prompt of several words is one in quotes"
         self.error(f"unrecognized arguments: {' '.join(arguments)}{more}")
 
     def error(self, message: str) -> NoReturn:

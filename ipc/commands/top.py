@@ -43,7 +43,8 @@ def view(before: Status, now: Status, seconds: float) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("model", plain(f"{now['model']}, up {duration(now['uptime_seconds'])}, {now['clients']} clients"))
+    clients = f"{now['clients']} client{'' if now['clients'] == 1 else 's'}"
+    table.add_row("model", plain(f"{now['model']}, up {duration(now['uptime_seconds'])}, {clients}"))
     table.add_row(
         "tokens a second",
         f"{rate('generated_tokens'):,.1f} generated, {rate('prompt_tokens'):,.1f} of prompts, in {rate('steps'):,.1f} steps",

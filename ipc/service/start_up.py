@@ -160,10 +160,10 @@ def _driven(
     """A driver of an engine, with the first adapters. Raises ConfigurationError for those."""
     from driver.metrics.driver_metrics import DriverMetrics
     from driver.odriver import oDriver
-    from engine.served_model import served_model
 
     tables, stats, drafts = engine.num_page_tables, engine.stats(), config.speculation
-    facts = served_model(config).describe() | {
+    facts = {
+        **engine.description,
         "model": model,
         "pages": f"{stats.pages_total:,} of {engine.page_size} tokens"
         + (f" in one of {tables} groups of layers" if tables > 1 else ""),
