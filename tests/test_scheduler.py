@@ -549,6 +549,22 @@ def test_of_what_time_leaves_shorter_prompts_get_half_and_long_ones_the_rest():
     }
 
 
+def test_a_short_prompt_of_who_runs_nothing_does_not_wait_for_those_that_have_begun():
+    """However few tokens a step has for prompts: 8 of a full step's 64 are short, and a client's first comes first."""
+    scheduler, _ = timed_scheduler(inter_token_seconds=1.0, max_num_seqs=16)
+    for name, prompt in (("long", 60), ("short", 9)):
+        scheduler.add(build_sequence(name, prompt=prompt, client="flood"))
+    for _ in range(2):
+        land(scheduler, scheduler.plan())
+    scheduler.add(build_sequence("late", prompt=60, client="flood"))
+    scheduler.add(build_sequence("other", prompt=8, client="other"))
+
+    plan = scheduler.plan()
+
+    rows = zip([s.request_id for s in plan.sequences], plan.counts, strict=True)
+    assert dict(list(rows)[plan.num_decodes :]) == {"long": 1, "other": 1}
+
+
 def test_the_operators_part_for_long_prompts_holds_beside_decodes():
     """Time leaves 20 tokens, and they get no more than 5 of them."""
     scheduler, _ = timed_scheduler(long_prefill_token_threshold=5)

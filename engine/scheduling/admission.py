@@ -17,8 +17,8 @@ LOOKED_AT = 128
 """Sequences that may be passed by in one plan, each for some microseconds: half of them may be the
 samples of one request."""
 
-MOST_DEFERRED = 32
-"""Long prompts among them for which the step has no part, of two clients at least if two wait."""
+MOST_DEFERRED = 16
+"""Long prompts among them for which the step has no part: another client's short ones have begun before."""
 
 
 class Claim(NamedTuple):
@@ -81,6 +81,23 @@ class Admission:
             self._preempter.preempt(victim, cause, before_all=not equals or claim.passes is not None)
             plan.drop(victim)
 
+    def admit_newcomers(self, chunks: PromptChunks) -> None:
+        """Start short prompts whose turn it is, of clients that run nothing, before prompts of others go on."""
+        self.num_started = 0
+        while self._fair and chunks.room > 0 and self._running.num_free:
+            sequence = self._waiting.head()
+            if sequence is None or sequence.has_begun or self._running.runs(sequence.client) or sequence.awaits_mask:
+                break
+            found = self._memory.find(sequence) if self._adapters.has_room(sequence) else None
+            if found is None or chunks.is_long_with(self._memory.num_left(sequence, found)):
+                break
+            if not self._begin(sequence, found):
+                break
+            self._start(sequence)
+            self.num_started += 1
+            if not sequence.num_loading:
+                chunks.grant(sequence)
+
     def admit(self, chunks: PromptChunks) -> None:
         """Start sequences whose turn it is, and pass by those that cannot start in this step."""
         backfill, num_running = Backfill(), len(self._running)
@@ -110,7 +127,7 @@ class Admission:
                 backfill.pass_for_pages(sequence)
                 self._waiting.pass_by(sequence)
         self._waiting.come_back()
-        self.num_started = len(self._running) - num_running
+        self.num_started += len(self._running) - num_running
 
     def _may_have_adapter(self, sequence: Sequence, backfill: Backfill) -> bool:
         """Whether it has no adapter, or there is a slot that is not for one passed by."""

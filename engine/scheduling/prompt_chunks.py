@@ -11,32 +11,38 @@ class PromptChunks:
     """Grants prompts chunks of a step that has ``room`` for so many more tokens, behind ``samples`` of which it may
     sample: a prompt that would be one too many leaves its last token to the next step.
 
-    A prompt is long if more than ``long`` of its tokens are left; all long prompts together get at
-    most ``long`` tokens of the step, until ``grant_rest`` divides what nobody else needs.
+    A prompt is long if more than ``long`` of its tokens are left, and more than ``short``, which
+    are short in the smallest step, too; all long prompts together get at most ``long`` tokens of
+    the step, until ``grant_rest`` divides what nobody else needs.
     """
 
-    def __init__(self, memory: SequenceMemory, room: int, long: int, samples: int) -> None:
+    def __init__(self, memory: SequenceMemory, room: int, long: int, samples: int, short: int = 0) -> None:
         self.room = room
         self._samples = samples
         self.counts: dict[Sequence, int] = {}
         """Tokens granted."""
         self._memory = memory
-        self._long = self._left_for_long = max(1, long)
+        self._left_for_long = max(1, long)
+        self._long = max(1, long, short)
 
     def defers(self, num_tokens: int) -> bool:
         """Whether a prompt with so many tokens left is long, and long prompts get no more."""
-        return num_tokens > self._long and self._left_for_long <= 0
+        return self.is_long_with(num_tokens) and self._left_for_long <= 0
 
     def is_long(self, sequence: Sequence) -> bool:
-        """Whether more than ``long`` tokens are left to compute."""
-        return self._left(sequence) > self._long
+        """Whether a prompt is long."""
+        return self.is_long_with(self._left(sequence))
+
+    def is_long_with(self, num_tokens: int) -> bool:
+        """Whether a prompt with so many tokens left is."""
+        return num_tokens > self._long
 
     def grant(self, sequence: Sequence) -> None:
         """Compute as much of the prompt as there is room for."""
         if self.is_long(sequence):
             self._left_for_long -= self._grant(sequence, self._left_for_long)
         else:
-            self._grant(sequence, self._long)
+            self._grant(sequence, self.room)
 
     def grant_rest(self, sequences: Iterable[Sequence]) -> None:
         """Divide the room that is left among prompts with a chunk, then among these."""

@@ -55,6 +55,10 @@ class RunningSequences:
         """The running sequence of that id."""
         return self._sequences.get(request_id)
 
+    def runs(self, client: str) -> bool:
+        """Whether a client has a slot."""
+        return client in self._by_client
+
     def add(self, sequence: Sequence) -> None:
         """Give a sequence that has its pages, and room for its adapter, a slot."""
         self._adapters.pin(sequence)

@@ -70,6 +70,9 @@ from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.speculation import Speculation, most_samples
 from engine.scheduling.waiting.waiting_queue import WaitingQueue
 
+SHORT = 8
+"""A prompt is short with one in so many of a full step's tokens left, however few of them a step has."""
+
 
 class InferenceScheduler:
     """Continuous batching with chunked prefill (Yu et al. 2022, Agrawal et al. 2023) over pages.
@@ -329,7 +332,8 @@ class InferenceScheduler:
         return min(self._most_samples - rows, self._budget - num_decodes)
 
     def _plan_prompts(self, plan: NextIterationPlan, *, may_admit: bool) -> None:
-        """Grant tokens to long prompts, shorter ones, waiting ones, and the rest to any of them.
+        """Grant tokens to long prompts, those of clients that run nothing, shorter ones, other waiting ones, and the rest
+        to any of them.
 
         Beside decodes, in this step or waiting for their masks, the rest is granted only where
         time bounds the step.
@@ -348,10 +352,16 @@ class InferenceScheduler:
             room_left, long = self._budget - plan.num_tokens, self._budget // 2
         else:
             room_left, long = room, room // 2
-        chunks = PromptChunks(self.memory, room_left, self._long or long, self._most_samples - plan.num_tokens)
-        begun.sort(key=chunks.is_long, reverse=True)
+        samples, short = self._most_samples - plan.num_tokens, 0 if self._long else self._budget // SHORT
+        chunks = PromptChunks(self.memory, room_left, self._long or long, samples, short)
         for sequence in begun:
-            chunks.grant(sequence)
+            if chunks.is_long(sequence):
+                chunks.grant(sequence)
+        if may_admit:
+            self._admission.admit_newcomers(chunks)
+        for sequence in begun:
+            if not chunks.is_long(sequence):
+                chunks.grant(sequence)
         if may_admit:
             self._admission.admit(chunks)
         if not decoding or (room is not None and self._long is None):
