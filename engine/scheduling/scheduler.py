@@ -54,6 +54,7 @@ be replayed. The rules:
 
 from collections import Counter
 from collections.abc import Mapping
+from collections.abc import Sequence as ListOf
 
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.admission import Admission
@@ -342,28 +343,38 @@ class InferenceScheduler:
         if not begun and not self._waiting:
             return
         decoding = plan.num_tokens + self._running.late.num_sequences
-        room: int | None = self._budget
-        if decoding and (begun or self._running.num_free):
-            room = self._prompt_room.beside(decoding, plan.num_passes)
-        elif not decoding:
-            left = sum(sequence.num_prefill_tokens - sequence.num_computed_tokens for sequence in begun)
-            room = self._prompt_room.alone(self._waiting.num_tokens + left)
-        if room is None:
-            room_left, long = self._budget - plan.num_tokens, self._budget // 2
-        else:
-            room_left, long = room, room // 2
-        samples, short = self._most_samples - plan.num_tokens, 0 if self._long else self._budget // SHORT
-        chunks = PromptChunks(self.memory, room_left, self._long or long, samples, short)
+        room = self._room_for_prompts(plan, begun, decoding)
+        chunks = self._chunks(plan, room)
+        long = {sequence for sequence in begun if chunks.is_long(sequence)}
         for sequence in begun:
-            if chunks.is_long(sequence):
+            if sequence in long:
                 chunks.grant(sequence)
         if may_admit:
             self._admission.admit_newcomers(chunks)
         for sequence in begun:
-            if not chunks.is_long(sequence):
+            if sequence not in long:
                 chunks.grant(sequence)
         if may_admit:
             self._admission.admit(chunks)
         if not decoding or (room is not None and self._long is None):
             chunks.grant_rest(begun)
         chunks.add_to(plan)
+
+    def _room_for_prompts(self, plan: NextIterationPlan, begun: ListOf[Sequence], decoding: int) -> int | None:
+        """Tokens that keep the step as short as it is to be; None where nobody knows, beside decoding rows."""
+        if decoding and (begun or self._running.num_free):
+            return self._prompt_room.beside(decoding, plan.num_passes)
+        if decoding:
+            return self._budget
+        left = sum(sequence.num_prefill_tokens - sequence.num_computed_tokens for sequence in begun)
+        return self._prompt_room.alone(self._waiting.num_tokens + left)
+
+    def _chunks(self, plan: NextIterationPlan, room: int | None) -> PromptChunks:
+        half = (self._budget if room is None else room) // 2
+        return PromptChunks(
+            self.memory,
+            self._budget - plan.num_tokens if room is None else room,
+            self._long or half,
+            self._most_samples - plan.num_tokens,
+            0 if self._long else self._budget // SHORT,
+        )
