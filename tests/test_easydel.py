@@ -106,9 +106,12 @@ def test_a_missing_array_and_a_missing_model_are_named(tmp_path: Path) -> None:
         easydel_checkpoint(directory, None)
 
 
-def test_checkpoints_that_differ_are_told_apart_on_several_hosts(tmp_path: Path) -> None:
+def test_checkpoints_that_differ_are_told_apart_on_several_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By their numbers in an update, and by their files at the start."""
     places = [save(tmp_path / name, "qwen2") for name in ("one", "same", "other")]
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
     kernel = next(places[2].glob("model/model/layers/0/self_attn/q_proj/kernel/0.0*"))
     kernel.write_bytes(next(places[2].glob("model/model/layers/1/self_attn/q_proj/kernel/0.0*")).read_bytes())
     found = []

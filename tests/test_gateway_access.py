@@ -1,7 +1,10 @@
 """Who may ask a gateway, how often, and how much at once."""
 
+import asyncio
+import gc
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +20,7 @@ from ipc.gateway import http_protocol as protocol
 from ipc.gateway.access.api_keys import ApiKey
 from ipc.gateway.access.callers import Caller, Callers, TooMany, Unauthorized
 from ipc.gateway.bodies import MAX_BODY_BYTES
+from ipc.gateway.daemons import RemoteDaemon
 from ipc.gateway.http_protocol import MAX_HEAD_BYTES
 from ipc.sockets.auth import Authority
 from ipc.wire import keys
@@ -145,6 +149,19 @@ def test_a_caller_goes_before_others_only_where_the_file_says_so(
     assert [request.params["priority"] for request in driver.submitted] == [-3, 0, 7, -4]
 
 
+def test_nobody_is_kept_by_their_connection(address: str, api_keys: Path) -> None:
+    """Who has gone leaves no thread behind."""
+    daemon = RemoteDaemon(address)
+    caller = Callers(api_keys).identified(f"Bearer {ALICE}")
+    client = weakref.ref(daemon.client_of(caller))
+
+    del caller
+    gc.collect()
+
+    assert client() is None and not daemon._clients
+    asyncio.run(daemon.close())
+
+
 def test_an_allowance_comes_back_with_time() -> None:
     """As much as there was at most."""
     caller = Caller("bob", ApiKey(BOB, requests_per_minute=2), None)
@@ -175,6 +192,10 @@ def test_keys_are_read_again(api_keys: Path) -> None:
     assert known.identified(f"bearer {BOB}") is bob
     with pytest.raises(Unauthorized):
         known.identified(f"Bearer {ALICE}")
+    api_keys.write_text(FILE.replace("[bob]", '[bob]\nkey = "bob.key"'))
+    known.reload()
+    assert bob.is_removed and not known.identified(f"bearer {BOB}").is_removed
+    bob = known.identified(f"bearer {BOB}")
     api_keys.write_text("nonsense")
     with pytest.raises(KeyFileError, match="holds no API keys"):
         known.reload()

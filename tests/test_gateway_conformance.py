@@ -254,6 +254,7 @@ def test_what_is_no_text_is_refused_in_words(http: httpx.Client, path: str, body
         (CHAT, chat("x", options={"num_ctx": 8}), "options"),
         (CHAT, chat("x", logprobs=True, top_logprobs=30), "top_logprobs"),
         (CHAT, chat("x", max_completion_tokens=0), "max_completion_tokens"),
+        (CHAT, chat("x", logit_bias={"5": None}), "logit_bias[...]"),
         (CHAT, chat("x", request_id="a b"), "request_id"),
         (CHAT, chat("x", add_special_tokens=True), "add_special_tokens"),
         (TEXT, {"prompt": "x", "echo": True, "return_token_ids": True}, "return_token_ids"),

@@ -17,7 +17,9 @@ from ipc.gateway.access.connection_limit import ConnectionLimit
 from ipc.gateway.access.memory_limit import Full, Memory
 from ipc.gateway.access.pace import BODY_RATE, BODY_TIMEOUT, SEND_BYTES, SEND_PERIODS, BodyPace, SendPace
 from ipc.gateway.access.peer_addresses import TrustedProxies, peer_of
+from ipc.gateway.http_protocol import _without_upgrade
 
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: h2c\r\n"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
@@ -309,17 +311,22 @@ def test_a_body_counts_once_for_each_prompt(
 # Form.
 
 
-@pytest.mark.parametrize("cut", [None, 30])
-def test_another_protocol_is_not_taken_up(http: httpx.Client, cut: int | None) -> None:
+def test_another_protocol_is_not_taken_up(http: httpx.Client) -> None:
     """Java's client offers HTTP/2 with its first request: it is answered in HTTP/1.1, body and all, and so is the next."""
-    offer = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: h2c\r\n"
     request = post(b'{"prompt": "x"}')
-    offering = HEAD + offer + request[len(HEAD) :]
-    with connect(http, offering[:cut]) as connection:
-        connection.sendall(offering[len(offering) if cut is None else cut :])
+    with connect(http, HEAD + OFFER + request[len(HEAD) :]) as connection:
         for _ in range(2):
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
             connection.sendall(request)
+
+
+def test_an_offer_of_another_protocol_is_found_however_it_comes() -> None:
+    """In whatever two pieces; in a body nothing changes, and nothing is lost."""
+    head, body = HEAD + OFFER + b"Content-Length: 14\r\n\r\n", b"\r\nupgrade: h2c"
+    for cut in range(len(head + body)):
+        first, kept = _without_upgrade((head + body)[:cut])
+        second, rest = _without_upgrade(kept + (head + body)[cut:]) if cut < len(head) else ((head + body)[cut:], b"")
+        assert first + second == head.replace(b"Upgrade: h2c", b"X-Upgrd: h2c") + body and not rest
 
 
 def test_a_long_head_is_refused_however_it_comes(http: httpx.Client) -> None:

@@ -565,6 +565,33 @@ def test_a_short_prompt_of_who_runs_nothing_does_not_wait_for_those_that_have_be
     assert dict(list(rows)[plan.num_decodes :]) == {"long": 1, "other": 1}
 
 
+def test_newcomers_do_not_keep_a_begun_prompt_from_its_end():
+    """However many come, who has begun is first in every second plan."""
+    scheduler, _ = build_scheduler(num_pages=4000, max_num_seqs=32, budget=64)
+    scheduler.add(build_sequence("begun", prompt=70, max_tokens=1, client="begun"))
+    ended = []
+    for number in range(10):
+        for name in (f"{number} a", f"{number} b"):
+            scheduler.add(build_sequence(name, prompt=32, max_tokens=1, client=name))
+        ended += [output.request_id for output in land(scheduler, scheduler.plan()) if output.finish_reason]
+
+    assert "begun" in ended[:6]
+
+
+def test_of_equals_the_same_client_yields_whoever_is_asked():
+    """Four of a client that is more important run beside four of one that is not: one of these yields."""
+    scheduler, _ = build_scheduler(num_pages=400, max_num_seqs=8, budget=64)
+    for client, priority in (("b", 5), ("a", 0)):
+        for number in range(4):
+            scheduler.add(build_sequence(f"{client} {number}", max_tokens=50, client=client, priority=priority))
+        land(scheduler, scheduler.plan())
+    scheduler.add(build_sequence("new", client="c", priority=5))
+    for _ in range(3):
+        land(scheduler, scheduler.plan())
+
+    assert [event.request_id for event in scheduler.preempted] == ["b 3"]
+
+
 def test_the_operators_part_for_long_prompts_holds_beside_decodes():
     """Time leaves 20 tokens, and they get no more than 5 of them."""
     scheduler, _ = timed_scheduler(long_prefill_token_threshold=5)

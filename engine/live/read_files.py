@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import jax
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,8 @@ from engine.models.weights.sources.safetensors_header import entries, header_siz
 from engine.models.weights.sources.tensor_source import TensorSource
 
 COMPARED_TENSORS = 256
+COMPARED_PARTS = 32
+"""Tensors of a bucket or of EasyDeL's arrays, each of which costs a request, or a part of an array."""
 BEGINNING = 4096
 """Bytes of each of them."""
 
@@ -81,9 +84,14 @@ def fingerprint(source: TensorSource) -> int:
     for name in names:
         info = source.info(name)
         found = crc32(f"{name} {info.dtype} {info.shape}".encode(), found)
-    if isinstance(source, ReadCheckpoint | BucketCheckpoint | EasyDeLCheckpoint):
-        for name in names[:: max(1, len(names) // COMPARED_TENSORS)]:
-            found = crc32(_beginning(source, name), found)
+    if isinstance(source, ReadCheckpoint):
+        compared = COMPARED_TENSORS
+    elif isinstance(source, BucketCheckpoint | EasyDeLCheckpoint) and jax.process_count() > 1:
+        compared = COMPARED_PARTS
+    else:
+        return found
+    for name in names[:: -(-len(names) // compared)]:
+        found = crc32(_beginning(source, name), found)
     return found
 
 

@@ -54,6 +54,8 @@ class Admission:
         self._fair = fair
         self.num_started = 0
         """Sequences that the last call of ``admit`` has started."""
+        self._begun_are_first = False
+        """Before newcomers, in the next plan."""
         self._claim: Claim | None = None
 
     def settle_claim(self, plan: NextIterationPlan) -> None:
@@ -81,9 +83,15 @@ class Admission:
             self._preempter.preempt(victim, cause, before_all=not equals or claim.passes is not None)
             plan.drop(victim)
 
-    def admit_newcomers(self, chunks: PromptChunks) -> None:
-        """Start short prompts whose turn it is, of clients that run nothing, before prompts of others go on."""
+    def admit_newcomers(self, chunks: PromptChunks, *, others_begun: bool) -> None:
+        """Start short prompts whose turn it is, of clients that run nothing, before short ones that have begun go on.
+
+        Where there are such, it is theirs to be first in the next plan.
+        """
         self.num_started = 0
+        if self._begun_are_first and others_begun:
+            self._begun_are_first = False
+            return
         while self._fair and chunks.room > 0 and self._running.num_free:
             sequence = self._waiting.head()
             if sequence is None or sequence.has_begun or self._running.runs(sequence.client) or sequence.awaits_mask:
@@ -97,6 +105,7 @@ class Admission:
             self.num_started += 1
             if not sequence.num_loading:
                 chunks.grant(sequence)
+        self._begun_are_first = self.num_started > 0
 
     def admit(self, chunks: PromptChunks) -> None:
         """Start sequences whose turn it is, and pass by those that cannot start in this step."""

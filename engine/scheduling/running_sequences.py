@@ -162,11 +162,12 @@ class RunningSequences:
     def all_over_their_share(self, client: str, gone: ListOf[Sequence], priority: int) -> list[Sequence]:
         """The sequences that ``over_its_share`` would name one after the other, of this priority or less important, if
         those named before, and those ``gone``, ran no more."""
-        left: dict[str, list[Sequence]] = {}
         excluded = set(gone)
+        by_client: dict[str, list[Sequence]] = {name: [] for name in self._by_client}  # of equals the same one is first
         for sequence in sorted(self, key=_importance):
             if sequence not in excluded:
-                left.setdefault(sequence.client, []).append(sequence)
+                by_client[sequence.client].append(sequence)
+        left = {name: sequences for name, sequences in by_client.items() if sequences}
         if client in left:
             return []
         found: list[Sequence] = []

@@ -6,8 +6,9 @@ machine: no thread, clock, queue or device array, so that a test is three lines 
 be replayed. The rules:
 
 - A step has a budget of tokens. Decoding sequences come first, one token each; what is left goes
-  to chunks of prompts (``prompt_chunks``), admitted ones before waiting ones, so that a stream of
-  prompts never starves a decode. Beside decodes there is no more left than keeps the step below
+  to chunks of prompts (``prompt_chunks``), admitted ones before waiting ones, but that a short one
+  of a client that runs nothing comes first in every second step. So a stream of prompts never
+  starves a decode. Beside decodes there is no more left than keeps the step below
   their target for the time between tokens, by what steps have cost (``estimates``; ``update``
   is told their seconds). Without decodes, and with a flood of prompts, a step is no longer than
   pays, as one who comes next waits for its end. Long prompts get no more than a part of what is
@@ -345,15 +346,14 @@ class InferenceScheduler:
         decoding = plan.num_tokens + self._running.late.num_sequences
         room = self._room_for_prompts(plan, begun, decoding)
         chunks = self._chunks(plan, room)
-        long = {sequence for sequence in begun if chunks.is_long(sequence)}
-        for sequence in begun:
-            if sequence in long:
-                chunks.grant(sequence)
+        long = [sequence for sequence in begun if chunks.is_long(sequence)]
+        short = [sequence for sequence in begun if not chunks.is_long(sequence)]
+        for sequence in long:
+            chunks.grant(sequence)
         if may_admit:
-            self._admission.admit_newcomers(chunks)
-        for sequence in begun:
-            if sequence not in long:
-                chunks.grant(sequence)
+            self._admission.admit_newcomers(chunks, others_begun=bool(short))
+        for sequence in short:
+            chunks.grant(sequence)
         if may_admit:
             self._admission.admit(chunks)
         if not decoding or (room is not None and self._long is None):

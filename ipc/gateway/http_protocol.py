@@ -1,7 +1,6 @@
 """HTTP/1.1 by uvicorn, with deadlines for its peers and a limit of the head's length."""
 
 import asyncio
-import re
 from http import HTTPStatus
 from typing import Any
 
@@ -20,7 +19,8 @@ HEAD_TIMEOUT = 30.0
 """Seconds for a head to arrive, from the connection's beginning or the first byte."""
 
 
-_UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
+_UPGRADE = b"\r\nupgrade:"
+_IGNORED = b"\r\nX-Upgrd:"
 
 
 class BadHead(Exception):
@@ -42,6 +42,8 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes = self._header_bytes = 0
         self._has_host = False
         self._in_head = True
+        self._kept = b""
+        """What may be the beginning of a header that is not passed on."""
         self._head_ended = False
         """Whether the request has ended, or more than a request came, with the last data."""
         self._why_bad = ""
@@ -72,7 +74,10 @@ class Protocol(HttpToolsProtocol):
             self._body.receive(len(data))
         self._head_bytes += len(data)
         self._head_ended = False
-        super().data_received(_without_upgrade(data) if self._in_head else data)
+        if self._in_head or self._kept:
+            data, self._kept = _without_upgrade(self._kept + data)
+        if data:
+            super().data_received(data)
         if self._body is not None and self._arrival is None and not self.transport.is_closing():
             self._wait_for_body(self._body)
         if self._head_ended:
@@ -213,8 +218,20 @@ class Protocol(HttpToolsProtocol):
             self._departure = None
 
 
-def _without_upgrade(data: bytes) -> bytes:
-    """A head in which nobody asks for another protocol. A server may ignore that it is asked (RFC 9110, 7.8); httptools
-    takes what follows for the other protocol, even a body, and Java's client asks for HTTP/2 so in each first request."""
-    head, end, rest = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"\r\nX-Upgrade:", head) + end + rest
+def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
+    """A head, or a part of one, in which nobody asks for another protocol, and what of it waits for more.
+
+    A server may ignore that it is asked (RFC 9110, 7.8). httptools takes what follows for the other
+    protocol, even a body, and Java's client asks for HTTP/2 so in each first request.
+    """
+    size = data.find(b"\r\n\r\n")
+    lower = data.lower() if size < 0 else data[:size].lower()
+    kept = (
+        0
+        if size >= 0
+        else next((count for count in range(len(_UPGRADE) - 1, 0, -1) if lower.endswith(_UPGRADE[:count])), 0)
+    )
+    while (place := lower.find(_UPGRADE)) >= 0:
+        data = data[:place] + _IGNORED + data[place + len(_UPGRADE) :]
+        lower = lower[:place] + _IGNORED + lower[place + len(_UPGRADE) :]
+    return data[: len(data) - kept], data[len(data) - kept :]

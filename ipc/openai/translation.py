@@ -37,7 +37,10 @@ STATUS = {
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 """OpenAI's error types by status; others are invalid_request_error or server_error."""
 
-FREE = ("parameters", "schema", "json", "guided_json", "chat_template_kwargs", "arguments")
+FREE = (
+    *("parameters", "schema", "json", "guided_json", "chat_template_kwargs", "arguments"),
+    *("logit_bias", "metadata", "client_metadata"),
+)
 """Fields in which a null is one."""
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?")

@@ -5,7 +5,7 @@
     key = "alice.key"              # her key at the daemons, from `odriver keys new alice`
     requests_per_minute = 60
     max_requests = 4
-    least_priority = -10           # her requests may go before those of others (0)
+    least_priority = -10           # her requests may go before those of others, if her key allows it, too (0)
     operator = true                # she may also have the daemons sleep and the like
 
 If the daemons require keys, callers without one use the gateway's.

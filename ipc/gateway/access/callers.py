@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import hmac
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,21 +77,14 @@ class Caller:
         for task in self._working:
             task.cancel()
 
-    def check_priority(self, priority: int | None) -> None:
-        """Raises BodyError where it goes before those of others, and this caller may not."""
-        least = None if self.limits is None else self.limits.least_priority
-        if least is not None and (priority or 0) < least:
-            why = f"priority must be at least {least} for {self.name}"
-            raise BodyError(why, "priority", status=403, code="forbidden")
-
     def client(self, address: str, **options: Any) -> AsyncClient:
         """A client with the caller's own connection: the daemon is fair between connections.
 
         ``options`` are those of AsyncClient, but for the key.
         """
-        if self.limits is None or self.limits.key is not None:
+        if self.limits is None:
             return AsyncClient(address, key=self.key, **options)
-        return KeylessClient(address, self, key=self.key, **options)
+        return CallerClient(address, self, key=self.key, **options)
 
     def _spend(self, per_minute: int, now: float) -> None:
         self._allowance = min(per_minute, self._allowance + (now - self._at) * per_minute / MINUTE)
@@ -101,23 +95,28 @@ class Caller:
         self._allowance -= 1
 
 
-class KeylessClient(AsyncClient):
-    """A client for a caller without a key of its own, by which the daemon would tell it from others.
+class CallerClient(AsyncClient):
+    """A client for a caller of the file.
 
-    Its prompts have a salt: their pages are not shared.
+    Without a key of the caller's own, by which the daemon would tell it from others, its prompts
+    have a salt: their pages are not shared.
     """
 
     def __init__(self, address: str, caller: Caller, **options: Any) -> None:
         super().__init__(address, **options)
-        self._caller = caller
+        self._caller = weakref.ref(caller)  # which is kept for the caller's sake
+        self._name = caller.name
 
     def _stream(self, **question: Any) -> AsyncStream:
-        params = question.pop("params")
-        self._caller.check_priority(params.get("priority"))
-        salt = hmac.new(
-            self._caller.name.encode(), str(params.get("cache_salt", "")).encode(), hashlib.sha256
-        ).hexdigest()
-        return super()._stream(params={**params, "cache_salt": salt}, **question)
+        params, caller = question.pop("params"), self._caller()
+        limits = None if caller is None else caller.limits
+        if limits is not None and (params.get("priority") or 0) < limits.least_priority:
+            why = f"priority must be at least {limits.least_priority} for {self._name}"
+            raise BodyError(why, "priority", status=403, code="forbidden")
+        if limits is None or limits.key is None:
+            given = str(params.get("cache_salt", "")).encode()
+            params = {**params, "cache_salt": hmac.new(self._name.encode(), given, hashlib.sha256).hexdigest()}
+        return super()._stream(params=params, **question)
 
 
 class Callers:
@@ -163,7 +162,7 @@ class Callers:
             if before is not None and (before.name, before.key) == (caller.name, caller.key):
                 before.limits = caller.limits
                 found[name] = before
-        removed = [caller for name, caller in self._by_digest.items() if name not in found]
+        removed = [caller for name, caller in self._by_digest.items() if found.get(name) is not caller]
         self._by_digest = found
         for caller in removed:
             caller.remove()
