@@ -2,6 +2,7 @@
 
 import math
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -49,6 +50,13 @@ WAKE_PATIENCE = 3600.0
 """The same of a wake that reads the weights, from wherever they are, while nobody can be served."""
 MAX_MESSAGES = 256
 """Handled between two steps, however fast they come: some 10 ms."""
+MOST_AHEAD = 32
+"""Admits that wait for this thread before those who prepare more wait for it: more than a step can begin, most times.
+
+What is not prepared yet waits where clients take turns, and takes no processor from a step.
+"""
+AHEAD_PATIENCE = 0.5
+"""Seconds that they wait at most, as for a command that takes minutes."""
 ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Buckets of vLLM's histogram of the same name."""
 
@@ -68,6 +76,8 @@ class ExecutionLoop:
         self, engine: Engine, summaries: BoundedQueue[Summary], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
+        self._num_ahead = 0
+        self._fewer_ahead = threading.Condition()
         self.stats = engine.stats()
         """The latest snapshot; this thread replaces it, whole, and any thread may read it."""
         self.stage: Stage[_Item] = Stage("execution loop", self._handle, self._fail, _source)
@@ -100,6 +110,13 @@ class ExecutionLoop:
     def state(self) -> str:
         """ "serving", "pausing" while open requests end first, or "paused"."""
         return self._changes.state
+
+    def admit(self, message: Admit) -> None:
+        """Put it into the inbox, from any thread, once there are no more than MOST_AHEAD."""
+        with self._fewer_ahead:
+            self._fewer_ahead.wait_for(lambda: self._num_ahead < MOST_AHEAD, AHEAD_PATIENCE)
+            self._num_ahead += 1
+        self.inbox.put(message)
 
     def run(self) -> None:
         """Serves until Stop comes or ``summaries`` is closed."""
@@ -138,6 +155,10 @@ class ExecutionLoop:
                         if not self._changes.defer(message):
                             self._change(message)
                     case _:
+                        if isinstance(message, Admit):
+                            with self._fewer_ahead:
+                                self._num_ahead -= 1
+                                self._fewer_ahead.notify()
                         self.stage.work(message)
         return True
 

@@ -42,9 +42,9 @@ Which thread waits for which
 The prepare threads wait for requests, the compile threads for grammars, the summary thread for
 summaries, and the execution thread for a message when the engine is idle: without work no thread
 uses the processor. The load adapters thread waits for commands, files, and the execution thread's
-answer, which waits for nothing. Under load only the execution thread waits for another, while the summary queue
-is full. The summary and prepare threads write to the inbox, which is unbounded, and to channels,
-which must not block. A worker process answers or is killed by its alarm. So there is no circle of
+answer, which waits for nothing. Under load the execution thread waits for another while the summary queue
+is full, and those that prepare wait for it, half a second at most, while enough is prepared. The summary and
+prepare threads write to the inbox, which is unbounded, and to channels, which must not block. A worker process answers or is killed by its alarm. So there is no circle of
 waits, and no deadlock.
 
 Errors of a request
@@ -175,9 +175,10 @@ class oDriver:
         self._add_adapter = engine.add_adapter
         self._open_requests = OpenRequests(self._tell_observers, self._release)
         self._grammar_compiler = GrammarCompiler(tokenizer, self.limits)
-        self._compile = CompileGrammars(self._grammar_compiler, self._open_requests, post, most_queued, engine.earlier)
+        admit = self._execution.admit
+        self._compile = CompileGrammars(self._grammar_compiler, self._open_requests, admit, most_queued, engine.earlier)
         self._prepare = PrepareInputs(
-            tokenizer, self.limits, self._open_requests, post, 2 * most_queued, self._compile.submit
+            tokenizer, self.limits, self._open_requests, admit, 2 * most_queued, self._compile.submit
         )
         self._updates = WeightUpdates(engine, post)
         self.request_metrics = RequestMetrics(self.limits.max_model_len)

@@ -2,7 +2,7 @@
 
 The inbox of the execution thread takes Admit, AbortSequences, Finished, SleepEngine, WakeEngine,
 PauseEngine, ResumeEngine, UpdateWeights, ProfileEngine, ResetPrefixCache, AddAdapter, RemoveAdapter,
-Compiled and Stop. It is unbounded, so no sender ever waits. The queue of the summary thread is
+Compiled and Stop. It is unbounded; senders of an Admit wait briefly where many are there. The queue of the summary thread is
 short, and only the execution thread puts into it: Opened, StepOutputs and Ended. One queue carries
 a request's opening, tokens and end, so their order holds.
 """

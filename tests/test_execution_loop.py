@@ -90,6 +90,28 @@ def test_messages_that_come_fast_do_not_keep_steps_from_running(monkeypatch: pyt
     assert engine.steps == 3
 
 
+def test_who_prepares_waits_while_enough_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the loop has taken some, or for a while where it takes none."""
+    monkeypatch.setattr(execution_loop, "MOST_AHEAD", 2)
+    monkeypatch.setattr(execution_loop, "AHEAD_PATIENCE", PATIENCE)
+    loop = ExecutionLoop(FakeEngine(), BoundedQueue(100))
+    admits = [build_admit(str(number)) for number in range(5)]
+    preparing = threading.Thread(target=lambda: [loop.admit(admit) for admit in admits])
+    preparing.start()
+    heard = []
+    while len(heard) < 5:
+        assert loop.inbox.qsize() <= 2
+        if not loop.inbox.empty():
+            loop._handle_messages()
+            heard = loop._engine.sequence_ids
+    preparing.join()
+
+    monkeypatch.setattr(execution_loop, "AHEAD_PATIENCE", 0.01)
+    for admit in admits:
+        loop.admit(admit)
+    assert heard == [str(number) for number in range(5)] and loop.inbox.qsize() == 5
+
+
 def test_the_opening_of_a_request_precedes_its_tokens() -> None:
     """The summary thread hears Opened, then tokens, a message for each step that landed some."""
     admit = build_admit(prompt="xy", max_tokens=3)
