@@ -98,13 +98,21 @@ def decoded(body: dict[str, Any] | bytes, kind: type[Body]) -> Body:
     try:
         if isinstance(body, bytes):
             check_json(body)
+        return _as(body, kind)
+    except (ValueError, RecursionError) as error:
+        raise _media_error(body) or _body_error(shortened(str(error)), kind) from error
+
+
+def _as(body: dict[str, Any] | bytes, kind: type[Body]) -> Body:
+    try:
+        if isinstance(body, bytes):
             return msgspec.json.decode(body, type=kind)
         return msgspec.convert(body, kind, str_keys=True)
-    except (ValueError, RecursionError) as error:
-        with suppress(ValueError, RecursionError):
-            given = msgspec.json.decode(body) if isinstance(body, bytes) else body
+    except msgspec.ValidationError:
+        given = msgspec.json.decode(body) if isinstance(body, bytes) else body
+        with suppress(msgspec.ValidationError):
             return msgspec.convert(_without_nulls(given), kind, str_keys=True)
-        raise _media_error(body) or _body_error(shortened(str(error)), kind) from error
+        raise
 
 
 def _without_nulls(body: Any) -> Any:
