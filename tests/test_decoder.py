@@ -41,7 +41,8 @@ def test_decoder_agrees_with_transformers(tmp_path: Path, variant: str) -> None:
         np.testing.assert_allclose(path.max(axis=-1), case["logprobs"], rtol=0, atol=TOLERANCE)
         for top in case["top"]:
             likeliest = path[top["position"], top["token_ids"]]
-            np.testing.assert_allclose(likeliest, top["logprobs"], rtol=0, atol=TOLERANCE)
+            # Of one that is next to impossible the processor decides the last bits: it is a difference of large logits.
+            np.testing.assert_allclose(likeliest, top["logprobs"], rtol=1e-5, atol=TOLERANCE)
 
 
 def test_goldens_are_of_all_variants() -> None:

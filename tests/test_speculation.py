@@ -175,7 +175,7 @@ def test_rows_share_the_passes_of_a_draft_model():
 
 @pytest.mark.parametrize("num_waiting", [10, 100])
 def test_who_waits_for_pages_takes_no_drafts_from_those_who_run(num_waiting):
-    """A prompt that would be one too many to sample leaves its last token to the next step."""
+    """A prompt that would be one row too many waits for the next step."""
     speculation = Speculation(4)
     pages = HBMPageManager(1 + 8 * 80 + 30)
     memory = SequenceMemory(pages, CacheGroups(16, (None,), 512))
@@ -183,7 +183,7 @@ def test_who_waits_for_pages_takes_no_drafts_from_those_who_run(num_waiting):
 
     def step():
         plan = scheduler.plan()
-        assert sum(plan.samples) <= 64
+        assert sum(plan.counts[: plan.num_decodes]) + plan.num_rows - plan.num_decodes <= 64
         scheduler.update(plan, StepResult([[5] * count for count in plan.samples], drafts=[4] * plan.num_rows))
         return plan
 

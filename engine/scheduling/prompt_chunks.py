@@ -8,17 +8,17 @@ from engine.scheduling.sequence_memory import SequenceMemory
 
 
 class PromptChunks:
-    """Grants prompts chunks of a step that has ``room`` for so many more tokens, behind ``samples`` of which it may
-    sample: a prompt that would be one too many leaves its last token to the next step.
+    """Grants prompts chunks of a step that has ``room`` for so many more tokens, and for so many more ``rows``: the
+    sampler has one for each, be it that it does not sample. A prompt that would be one too many waits for the next step.
 
     A prompt is long if more than ``long`` of its tokens are left, and more than ``short``, which
     are short in the smallest step, too; all long prompts together get at most ``long`` tokens of
     the step, until ``grant_rest`` divides what nobody else needs.
     """
 
-    def __init__(self, memory: SequenceMemory, room: int, long: int, samples: int, short: int = 0) -> None:
+    def __init__(self, memory: SequenceMemory, room: int, long: int, rows: int, short: int = 0) -> None:
         self.room = room
-        self._samples = samples
+        self._rows = rows
         self.counts: dict[Sequence, int] = {}
         """Tokens granted."""
         self._memory = memory
@@ -57,13 +57,15 @@ class PromptChunks:
     def _grant(self, sequence: Sequence, most: int) -> int:
         """Grant up to ``most`` more tokens, and cache the pages that they fill; how many."""
         start = self._end(sequence)
-        most = min(self._left(sequence) - (self._samples <= 0), most, self.room)
+        if sequence not in self.counts and self._rows <= 0:
+            return 0
+        most = min(self._left(sequence), most, self.room)
         granted = self._memory.row_end(sequence, start + most) - start if most > 0 else 0
         if granted <= 0:
             return 0
+        self._rows -= sequence not in self.counts
         self.counts[sequence] = self.counts.get(sequence, 0) + granted
         self.room -= granted
-        self._samples -= not self._left(sequence)
         self._memory.computed(sequence, start, start + granted)
         return granted
 
