@@ -91,14 +91,18 @@ def test_the_grammar_says_what_may_follow_its_guesses_and_allows_no_others(token
         assert grammar is not None
         allowance = Allowance()
         index = grammars.index(text)
-        guessing = grammars.constraint(grammar, allowance, [], LAST, None, index)
         plain = grammars.constraint(grammar, allowance, [], LAST, 0, index)
-        assert guessing is not None and plain is not None
-        advance(guessing, text[0])
+        assert plain is not None
         advance(plain, text[0])
-
-        guessing.advance(text[1])
-        hear(guessing)
+        for _ in range(20):  # one that a busy machine kept for long looks ahead at no more
+            guessing = grammars.constraint(grammar, allowance, [], LAST, None, index)
+            assert guessing is not None
+            advance(guessing, text[0])
+            guessing.advance(text[1])
+            hear(guessing)
+            if guessing.expected:
+                break
+            guessing.close()
 
         assert (guessing.expected, guessing.num_forced) == (text[2:7], 0)
         assert len(guessing.expected_masks) == 3 and not plain.expected
