@@ -43,9 +43,10 @@ The prepare threads wait for requests, the compile threads for grammars, the sum
 summaries, and the execution thread for a message when the engine is idle: without work no thread
 uses the processor. The load adapters thread waits for commands, files, and the execution thread's
 answer, which waits for nothing. Under load the execution thread waits for another while the summary queue
-is full, and those that prepare wait for it, half a second at most, while enough is prepared. The summary and
-prepare threads write to the inbox, which is unbounded, and to channels, which must not block. A worker process answers or is killed by its alarm. So there is no circle of
-waits, and no deadlock.
+is full, and those that prepare wait for it, half a second at most, while enough is prepared. The
+summary and prepare threads write to the inbox, which is unbounded, and to channels, which must not
+block. A worker process answers or is killed by its alarm. So there is no circle of waits, and no
+deadlock.
 
 Errors of a request
 -------------------

@@ -326,7 +326,7 @@ def test_an_offer_of_another_protocol_is_found_however_it_comes() -> None:
     for cut in range(len(head + body)):
         first, kept = _without_upgrade((head + body)[:cut])
         second, rest = _without_upgrade(kept + (head + body)[cut:]) if cut < len(head) else ((head + body)[cut:], b"")
-        assert first + second == head.replace(b"Upgrade: h2c", b"X-Upgrd: h2c") + body and not rest
+        assert first + second == head.replace(b"Upgrade: h2c", b"X-Upgrade: h2c") + body and not rest
 
 
 def test_a_long_head_is_refused_however_it_comes(http: httpx.Client) -> None:

@@ -53,7 +53,7 @@ class Admission:
         self._adapters = adapters
         self._fair = fair
         self.num_started = 0
-        """Sequences that the last call of ``admit`` has started."""
+        """Sequences that were started in the last plan."""
         self._begun_are_first = False
         """Before newcomers, in the next plan."""
         self._claim: Claim | None = None

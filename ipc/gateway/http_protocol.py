@@ -1,6 +1,7 @@
 """HTTP/1.1 by uvicorn, with deadlines for its peers and a limit of the head's length."""
 
 import asyncio
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -20,7 +21,7 @@ HEAD_TIMEOUT = 30.0
 
 
 _UPGRADE = b"\r\nupgrade:"
-_IGNORED = b"\r\nX-Upgrd:"
+_OFFER = re.compile(_UPGRADE, re.IGNORECASE)
 
 
 class BadHead(Exception):
@@ -224,14 +225,8 @@ def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
     A server may ignore that it is asked (RFC 9110, 7.8). httptools takes what follows for the other
     protocol, even a body, and Java's client asks for HTTP/2 so in each first request.
     """
-    size = data.find(b"\r\n\r\n")
-    lower = data.lower() if size < 0 else data[:size].lower()
-    kept = (
-        0
-        if size >= 0
-        else next((count for count in range(len(_UPGRADE) - 1, 0, -1) if lower.endswith(_UPGRADE[:count])), 0)
-    )
-    while (place := lower.find(_UPGRADE)) >= 0:
-        data = data[:place] + _IGNORED + data[place + len(_UPGRADE) :]
-        lower = lower[:place] + _IGNORED + lower[place + len(_UPGRADE) :]
-    return data[: len(data) - kept], data[len(data) - kept :]
+    head, end, rest = data.partition(b"\r\n\r\n")
+    last = head[-len(_UPGRADE) :].lower()
+    begun = () if end else (count for count in range(len(_UPGRADE) - 1, 0, -1) if last.endswith(_UPGRADE[:count]))
+    passed = len(head) - next(iter(begun), 0)
+    return _OFFER.sub(b"\r\nX-Upgrade:", head[:passed]) + end + rest, head[passed:]

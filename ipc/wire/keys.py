@@ -24,7 +24,7 @@ from ipc.wire import owned_files
 Z85 = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")]
 """32 bytes as ZeroMQ's RFC 32 writes them."""
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=0)]
-"""Below 0, which requests have that name none, it goes before those of others."""
+"""Requests have 0 unless they name another; one below 0 goes before those of others."""
 ALL = "*"
 """In place of the names of adapters: all of them."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
