@@ -19,7 +19,7 @@ from ipc.server.client_table import Clients
 from ipc.server.delivery import SENT_AT_ONCE
 from ipc.server.outbox import Outbox, Reply
 from ipc.server.stream import Backlog, SampleStream
-from ipc.sockets.peers import Sent
+from ipc.sockets.peer_events import Sent
 from ipc.wire.bell import Bell
 from ipc.wire.codec import encode
 from ipc.wire.messages import (

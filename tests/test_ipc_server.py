@@ -21,7 +21,7 @@ from ipc.server.delivery import Send
 from ipc.server.listener import HARD_MAX_MESSAGE_BYTES, Listener
 from ipc.server.outbox import Outbox, Reply
 from ipc.server.zmq_server import Server
-from ipc.sockets.peers import Sent
+from ipc.sockets.peer_events import Sent
 from ipc.sockets.spawner import Spawner
 from ipc.wire.addresses import control_address
 from ipc.wire.bell import Bell

@@ -11,7 +11,7 @@ from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
 from ipc.server.client_table import Clients
 from ipc.server.ledger import Ledger
 from ipc.server.outbox import Outbox, Reply
-from ipc.sockets.peers import Sent
+from ipc.sockets.peer_events import Sent
 from ipc.sockets.tenants import MINUTE, Quota, Tenant
 from ipc.wire.bell import Bell
 from ipc.wire.codec import encode

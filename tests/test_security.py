@@ -24,7 +24,7 @@ from ipc.errors import AddressError, ConnectFailed, ConnectionLost, KeyFileError
 from ipc.server.client_table import Clients
 from ipc.server.outbox import Outbox
 from ipc.sockets.auth import Authority
-from ipc.sockets.peers import Sent
+from ipc.sockets.peer_events import Sent
 from ipc.sockets.tenants import MINUTE, Quota, Tenant
 from ipc.wire import keys
 from ipc.wire.addresses import checked_address, control_address

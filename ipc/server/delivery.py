@@ -11,7 +11,7 @@ from functools import partial
 
 from ipc.server.connected_client import ConnectedClient
 from ipc.server.stream import SampleStream
-from ipc.sockets.peers import Sent
+from ipc.sockets.peer_events import Sent
 from ipc.wire.messages import Ping, Pong, ServerMessage
 
 Send = Callable[[bytes, ServerMessage], Sent]

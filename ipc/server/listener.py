@@ -21,7 +21,8 @@ from ipc.server.outbox import Outbox, Reply
 from ipc.server.starting import StartingRules
 from ipc.sockets.auth import Authority
 from ipc.sockets.binding import listening
-from ipc.sockets.peers import Event, HasRoom, Lost, Peers, Refused, Said, Sent
+from ipc.sockets.peer_events import Event, HasRoom, Lost, Refused, Said, Sent
+from ipc.sockets.peers import Peers
 from ipc.sockets.router import SocketConfiguration
 from ipc.sockets.spawner import Spawner
 from ipc.sockets.tenants import Tenant, of_user

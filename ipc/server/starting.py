@@ -6,7 +6,7 @@ from collections.abc import Callable
 from driver.request import ReturnSample
 from ipc.server.client_table import unsupported
 from ipc.server.outbox import Reply
-from ipc.sockets.peers import Sent
+from ipc.sockets.peer_events import Sent
 from ipc.sockets.tenants import Tenant
 from ipc.wire.codec import decode_hello, read
 from ipc.wire.messages import PROTOCOL_VERSION, Error, ServerMessage, Starting

@@ -7,7 +7,7 @@ import msgspec
 
 from driver.request import ReturnSample
 from ipc.server.outbox import Reply, joined, num_bytes
-from ipc.sockets.peers import Sent
+from ipc.sockets.peer_events import Sent
 from ipc.wire.messages import CREDITS, Done, Error, ServerMessage, Token
 
 FREE_END_BYTES = 1 << 20

@@ -14,13 +14,13 @@ import select
 import socket
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
-from enum import Enum, auto
 
-from ipc.sockets.link import Kind, LinkLost, Record
+from ipc.sockets.link import Kind, LinkLost
+from ipc.sockets.peer_events import Event, HasRoom, Lost, Peer, Refused, Said, Sent
 from ipc.sockets.router import LINGER, SocketConfiguration
 from ipc.sockets.socket_process import Who
 from ipc.sockets.spawner import Spawned, Spawner
+from ipc.sockets.turns import TurnsOfConnections
 
 logger = logging.getLogger(__name__)
 
@@ -28,68 +28,14 @@ MAX_ON_THE_WAY = 500
 """Messages on their way into one connection."""
 MAX_UNSENT = 64 * 2**20
 """Bytes that the process has not taken yet, from which on it is given no more."""
+MAX_UNHEARD = 4 * 2**20
+"""Bytes that were read for connections to take turns, from which on the process is not read."""
 SHORT_LIFE = 1.0
 """Seconds: after two processes in a row that died younger, the next starts later."""
 LONGEST_DELAY = 1.0
 """Seconds from one process's death to the next one's birth, at most."""
 SILENCE_LIMIT = 20.0
 """Seconds in which a process that was called must answer, or be killed."""
-
-
-class Sent(Enum):
-    """How sending fared; nothing is ever waited for."""
-
-    AWAY = auto()
-    FULL = auto()
-    """The connection is full: a client that does not read, or a slow network. Nothing was sent."""
-    GONE = auto()
-    """There is no such client any more."""
-
-
-@dataclass(eq=False)
-class Peer:
-    """One connection: by whom, with which key or as which user of this machine."""
-
-    identity: bytes
-    serial: int
-    key: str | None
-    user: int | None
-    num_on_the_way: int = 0
-    was_full: bool = False
-
-
-@dataclass(frozen=True)
-class Said:
-    """A message's frames; for a message of several frames, that many empty ones."""
-
-    peer: Peer
-    frames: list[bytes]
-
-
-@dataclass(frozen=True)
-class HasRoom:
-    """A connection that was full takes messages again."""
-
-    peer: Peer
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A connection is over."""
-
-    peer: Peer
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A new connection over a limit: an error's code and message; close it after sending that."""
-
-    peer: Peer
-    code: str
-    why: str
-
-
-Event = Said | HasRoom | Lost | Refused
 
 
 class Peers:
@@ -114,7 +60,7 @@ class Peers:
         self._delay = 0.0
         self._by_serial: dict[int, Peer] = {}
         self._by_identity: dict[bytes, Peer] = {}
-        self._records: deque[Record] = deque()
+        self._unheard = TurnsOfConnections()
         self._lost: deque[Peer] = deque()
         self._held_up: set[Peer] = set()
         """Those whose connections have room, but for which the process has too much to take."""
@@ -131,7 +77,7 @@ class Peers:
     @property
     def due_at(self) -> float:
         """When to call ``attend`` without an event."""
-        if self._records or self._lost or (self._held_up and self._takes):
+        if self._unheard or self._lost or (self._held_up and self._takes):
             return 0.0
         return self._due_at if self._spawned is None else math.inf
 
@@ -139,14 +85,15 @@ class Peers:
         """Ensure that there is a process, and read its records."""
         if self._spawned is None and now >= self._due_at:
             self._spawn(now)
-        if self._spawned is None or self._records:
+        if self._spawned is None or self._unheard.num_bytes > MAX_UNHEARD:
             return
         try:
-            self._records.extend(self._spawned.link.receive())
+            for record in self._spawned.link.receive():
+                self._unheard.put(record)
         except LinkLost:
             self._lose(self._spawned, now)
             return
-        if self.called_at is not None and now > self.called_at + SILENCE_LIMIT and not self._records:
+        if self.called_at is not None and now > self.called_at + SILENCE_LIMIT and not self._unheard:
             logger.error(
                 "the process of the %s socket does not answer for %g s: it is killed", self._name, SILENCE_LIMIT
             )
@@ -154,11 +101,11 @@ class Peers:
             self._spawned.kill()
 
     def next(self) -> Event | None:
-        """The next event; None if there is none."""
-        while self._lost or self._records:
+        """The next event, of the connection whose turn it is; None if there is none."""
+        while self._lost or self._unheard:
             if self._lost:
                 return Lost(self._lost.popleft())
-            event = self._event(*self._records.popleft())
+            event = self._event(*self._unheard.next())
             if event is not None:
                 return event
         if self._held_up and self._takes:
@@ -285,6 +232,7 @@ class Peers:
         self._due_at = now + self._delay
         self._spawned, self.called_at = None, None
         self._lost.extend(self._by_serial.values())
+        self._unheard.clear()
         self._held_up.clear()
         self._by_serial.clear()
         self._by_identity.clear()

@@ -24,7 +24,7 @@ from ipc.sockets.full_connections import FullConnections
 from ipc.sockets.link import Kind, Link, LinkLost
 from ipc.sockets.router import HELLO_LIMIT, LINGER, SocketConfiguration, new_router
 
-UNREAD_LIMIT = 2**20
+UNREAD_LIMIT = 2**18
 """Bytes that the daemon has not read, above which no client is read."""
 MESSAGES_PER_TURN = 64
 """Messages taken from clients before the daemon's get their turn again."""
