@@ -82,7 +82,7 @@ from driver.adapters.loader import AdapterLoader
 from driver.adapters.registry import AdapterRegistry
 from driver.availability import Availability
 from driver.errors import Asleep, Draining, DriverError, DriverStopped, InternalError, NotFound, Overloaded
-from driver.execution_loop import ExecutionLoop
+from driver.execution.execution_loop import ExecutionLoop
 from driver.grammars.compile_grammars import CompileGrammars
 from driver.grammars.compiler import GrammarCompiler
 from driver.load_limit import LoadLimit, TokenizerLimit

@@ -3,7 +3,7 @@
 import math
 import random
 
-from driver.deadlines import KEPT, Deadlines
+from driver.execution.deadlines import KEPT, Deadlines
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 

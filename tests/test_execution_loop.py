@@ -10,8 +10,8 @@ import pytest
 from fake_driver import PATIENCE
 from fakes import FakeEngine
 
-from driver import execution_loop
-from driver.execution_loop import ExecutionLoop
+from driver.execution import execution_loop
+from driver.execution.execution_loop import ExecutionLoop
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel
 from driver.stages.queues import BoundedQueue

@@ -23,7 +23,7 @@ import ipc.gateway.endpoints.completions
 import ipc.server.client_table
 import ipc.server.requests
 import ipc.server.stream
-from driver.deadlines import Deadlines
+from driver.execution.deadlines import Deadlines
 from driver.grammars.compiler import GrammarCompiler
 from driver.metrics.request_log import RequestLog
 from driver.metrics.request_metrics import SampleTimes

@@ -10,8 +10,8 @@ from functools import partial
 
 import msgspec
 
-from driver.deadlines import Deadlines
 from driver.errors import DriverError, InvalidRequest
+from driver.execution.deadlines import Deadlines
 from driver.open_requests import OpenRequest
 from driver.operations.engine_changes import EngineChanges, done
 from driver.operations.weight_updates import UpdateWeights
