@@ -176,7 +176,7 @@ class oDriver:
         self._add_adapter = engine.add_adapter
         self._open_requests = OpenRequests(self._tell_observers, self._release)
         self._grammar_compiler = GrammarCompiler(tokenizer, self.limits)
-        admit = self._execution.admit
+        admit = self._execution.inbox.admit
         self._compile = CompileGrammars(self._grammar_compiler, self._open_requests, admit, most_queued, engine.earlier)
         self._prepare = PrepareInputs(
             tokenizer, self.limits, self._open_requests, admit, 2 * most_queued, self._compile.submit

@@ -10,7 +10,7 @@ import pytest
 from fake_driver import PATIENCE
 from fakes import FakeEngine
 
-from driver.execution import execution_loop
+from driver.execution import execution_loop, inbox
 from driver.execution.execution_loop import ExecutionLoop
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel
@@ -92,24 +92,24 @@ def test_messages_that_come_fast_do_not_keep_steps_from_running(monkeypatch: pyt
 
 def test_who_prepares_waits_while_enough_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the loop has taken some, or for a while where it takes none."""
-    monkeypatch.setattr(execution_loop, "MOST_AHEAD", 2)
-    monkeypatch.setattr(execution_loop, "AHEAD_PATIENCE", PATIENCE)
+    monkeypatch.setattr(inbox, "MOST_AHEAD", 2)
+    monkeypatch.setattr(inbox, "AHEAD_PATIENCE", PATIENCE)
     loop = ExecutionLoop(FakeEngine(), BoundedQueue(100))
     admits = [build_admit(str(number)) for number in range(5)]
-    preparing = threading.Thread(target=lambda: [loop.admit(admit) for admit in admits])
+    preparing = threading.Thread(target=lambda: [loop.inbox.admit(admit) for admit in admits])
     preparing.start()
     heard = []
     while len(heard) < 5:
-        assert loop.inbox.qsize() <= 2
-        if not loop.inbox.empty():
+        assert len(loop.inbox) <= 2
+        if len(loop.inbox):
             loop._handle_messages()
             heard = loop._engine.sequence_ids
     preparing.join()
 
-    monkeypatch.setattr(execution_loop, "AHEAD_PATIENCE", 0.01)
+    monkeypatch.setattr(inbox, "AHEAD_PATIENCE", 0.01)
     for admit in admits:
-        loop.admit(admit)
-    assert heard == [str(number) for number in range(5)] and loop.inbox.qsize() == 5
+        loop.inbox.admit(admit)
+    assert heard == [str(number) for number in range(5)] and len(loop.inbox) == 5
 
 
 def test_the_opening_of_a_request_precedes_its_tokens() -> None:

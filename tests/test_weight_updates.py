@@ -165,7 +165,7 @@ def test_mode_wait_ends_what_is_open_first_and_holds_what_comes(command: str) ->
     assert gate.entered.wait(PATIENCE)  # a step holds the execution thread, so what is posted now stays in its inbox
     changed = served.pause("wait") if command == "pause" else served.update("wait")
     inbox, deadline = served.driver._execution.inbox, time.monotonic() + PATIENCE
-    while inbox.empty() and time.monotonic() < deadline:
+    while not len(inbox) and time.monotonic() < deadline:
         time.sleep(0.001)
     gate.release(1000)
 

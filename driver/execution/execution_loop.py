@@ -2,16 +2,16 @@
 
 import math
 import queue
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
-
-import msgspec
 
 from driver.errors import DriverError, InvalidRequest
 from driver.execution.deadlines import Deadlines
+from driver.execution.inbox import Inbox
+from driver.execution.items import Changed, Item, Overdue, source
+from driver.execution.progress import COMMAND_PATIENCE, WAKE_PATIENCE, Progress
 from driver.open_requests import OpenRequest
 from driver.operations.engine_changes import EngineChanges, done
 from driver.operations.weight_updates import UpdateWeights
@@ -27,7 +27,6 @@ from driver.thread_messages import (
     Compiled,
     Ended,
     Finished,
-    Inbound,
     PauseEngine,
     ProfileEngine,
     RemoveAdapter,
@@ -44,19 +43,8 @@ from engine.metrics.histogram import Histogram
 from engine.metrics.profiler import Profiler, ProfilerError
 from engine.scheduling.sequence import SequenceOutput
 
-COMMAND_PATIENCE = 600.0
-"""Seconds that a command, such as to write a trace, may take before that is no progress."""
-WAKE_PATIENCE = 3600.0
-"""The same of a wake that reads the weights, from wherever they are, while nobody can be served."""
 MAX_MESSAGES = 256
 """Handled between two steps, however fast they come: some 10 ms."""
-MOST_AHEAD = 32
-"""Admits that wait for this thread before those who prepare more wait for it: more than a step can begin, most times.
-
-What is not prepared yet waits where clients take turns, and takes no processor from a step.
-"""
-AHEAD_PATIENCE = 0.5
-"""Seconds that they wait at most, as for a command that takes minutes."""
 ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Buckets of vLLM's histogram of the same name."""
 
@@ -75,12 +63,10 @@ class ExecutionLoop:
     def __init__(
         self, engine: Engine, summaries: BoundedQueue[Summary], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
-        self._num_ahead = 0
-        self._fewer_ahead = threading.Condition()
+        self.inbox = Inbox()
         self.stats = engine.stats()
         """The latest snapshot; this thread replaces it, whole, and any thread may read it."""
-        self.stage: Stage[_Item] = Stage("execution loop", self._handle, self._fail, _source)
+        self.stage: Stage[Item] = Stage("execution loop", self._handle, self._fail, source)
         self._engine = engine
         self.iteration_tokens = Histogram(ITERATION_TOKENS)
         """Tokens of each step; this thread writes it."""
@@ -89,8 +75,7 @@ class ExecutionLoop:
         self._clock = clock
         self._summaries = summaries
         self._changes = EngineChanges(engine, self._send, self._end)
-        self._progressed_at: float | None = None
-        """When the last step ended or the work began; None without work, ahead in a command."""
+        self._progress = Progress(clock)
 
     @property
     def step_seconds(self) -> Mapping[str, Histogram]:
@@ -103,20 +88,12 @@ class ExecutionLoop:
 
         A command, which runs no step, counts only beyond COMMAND_PATIENCE, or WAKE_PATIENCE.
         """
-        progressed_at = self._progressed_at
-        return 0.0 if progressed_at is None else max(0.0, self._clock() - progressed_at)
+        return self._progress.seconds_since
 
     @property
     def state(self) -> str:
         """ "serving", "pausing" while open requests end first, or "paused"."""
         return self._changes.state
-
-    def admit(self, message: Admit) -> None:
-        """Put it into the inbox, from any thread, once there are no more than MOST_AHEAD."""
-        with self._fewer_ahead:
-            self._fewer_ahead.wait_for(lambda: self._num_ahead < MOST_AHEAD, AHEAD_PATIENCE)
-            self._num_ahead += 1
-        self.inbox.put(message)
 
     def run(self) -> None:
         """Serves until Stop comes or ``summaries`` is closed."""
@@ -125,13 +102,13 @@ class ExecutionLoop:
             with suppress(QueueClosed):
                 while self._handle_messages():
                     for sequence_id in self._deadlines.overdue(self._clock()):
-                        self.stage.work(_Overdue(sequence_id))
+                        self.stage.work(Overdue(sequence_id))
                     if self._engine.has_work and not self._changes.paused:
                         self._step()
                     while (due := self._changes.next_due()) is not None:
                         self._change(due)
         finally:
-            self._progressed_at = None
+            self._progress.not_owed()
             self._engine.close()
 
     def _handle_messages(self) -> bool:
@@ -139,12 +116,13 @@ class ExecutionLoop:
         after Stop."""
         idle = self._changes.paused or not self._engine.has_work
         if idle:
-            self._progressed_at = None
+            self._progress.not_owed()
         with suppress(queue.Empty):
             for _ in range(MAX_MESSAGES):
                 message = self.inbox.get(block=idle, timeout=self._patience() if idle else None)
                 if idle:
-                    idle, self._progressed_at = False, self._clock()
+                    idle = False
+                    self._progress.made()
                 match message:
                     case Stop():
                         return False
@@ -155,10 +133,6 @@ class ExecutionLoop:
                         if not self._changes.defer(message):
                             self._change(message)
                     case _:
-                        if isinstance(message, Admit):
-                            with self._fewer_ahead:
-                                self._num_ahead -= 1
-                                self._fewer_ahead.notify()
                         self.stage.work(message)
         return True
 
@@ -167,13 +141,13 @@ class ExecutionLoop:
         at = self._deadlines.next
         return None if at == math.inf else max(0.0, at - self._clock())
 
-    def _handle(self, item: "_Item") -> None:
+    def _handle(self, item: Item) -> None:
         answer = self._do(item)
         # first: whoever is answered may ask for the state at once
         self.stats = self._engine.stats()
         answer()
 
-    def _do(self, item: "_Item") -> Callable[[], None]:
+    def _do(self, item: Item) -> Callable[[], None]:
         """Does what an item asks for; returns what tells who waits for it."""
         match item:
             case Admit():
@@ -183,7 +157,7 @@ class ExecutionLoop:
             case Finished(sequence_id=sequence_id):
                 self._deadlines.discard(sequence_id)
                 self._finish(sequence_id)
-            case _Overdue(sequence_id=sequence_id):
+            case Overdue(sequence_id=sequence_id):
                 self._end(sequence_id, "timeout")
             case ProfileEngine():
                 return partial(item.channel.put, self._profile(item))
@@ -195,11 +169,11 @@ class ExecutionLoop:
                 return partial(item.done, self._add_adapter(item.adapter))
             case RemoveAdapter(uid=uid):
                 self._engine.remove_adapter(uid)
-            case _Changed(change=change, answer=answer):
+            case Changed(change=change, answer=answer):
                 return partial(change.channel.put, answer)
         return lambda: None
 
-    def _fail(self, item: "_Item", error: DriverError) -> None:
+    def _fail(self, item: Item, error: DriverError) -> None:
         """Ends the request of an item by the summary thread, which knows whether it is open."""
         match item:
             case Admit(sequences=sequences, opened=opened):
@@ -210,7 +184,7 @@ class ExecutionLoop:
                         sequence.constraint.close()
             case AbortSequences(request=request):
                 self._fail_sequences(request.sequence_ids, error)
-            case Finished(sequence_id=sequence_id) | _Overdue(sequence_id=sequence_id):
+            case Finished(sequence_id=sequence_id) | Overdue(sequence_id=sequence_id):
                 self._fail_sequences([sequence_id], error)
             case (
                 ProfileEngine(request_id=request_id, channel=channel)
@@ -221,7 +195,7 @@ class ExecutionLoop:
                 item.done(error)
             case RemoveAdapter():
                 """Nobody waits for it."""
-            case _Changed():
+            case Changed():
                 """Its channel has been called, and raised."""
 
     def _fail_sequences(self, sequence_ids: list[str], error: DriverError) -> None:
@@ -235,26 +209,17 @@ class ExecutionLoop:
     def _change(self, change: Change) -> None:
         """An exception from the change is a fault of the engine, and of no request."""
         reads_weights = isinstance(change, WakeEngine) and change.weights
-        with self._running_no_step(WAKE_PATIENCE if reads_weights else COMMAND_PATIENCE):
+        with self._progress.running_no_step(WAKE_PATIENCE if reads_weights else COMMAND_PATIENCE):
             answer = self._changes.run(change)
         # first: the client may ask for the state as soon as it has the answer
         self.stats = self._engine.stats()
-        self.stage.work(_Changed(change, answer))
-
-    @contextmanager
-    def _running_no_step(self, patience: float = COMMAND_PATIENCE) -> Iterator[None]:
-        """A block in which no step runs, which counts as progress for so many seconds."""
-        self._progressed_at = self._clock() + patience
-        try:
-            yield
-        finally:
-            self._progressed_at = self._clock()
+        self.stage.work(Changed(change, answer))
 
     def _profile(self, command: ProfileEngine) -> ReturnSample:
         """Starts or writes a trace between two steps, so that it has whole ones."""
         try:
             if command.directory is None:
-                with self._running_no_step():
+                with self._progress.running_no_step():
                     directory = self._profiler.stop()
             else:
                 directory = command.directory
@@ -301,7 +266,7 @@ class ExecutionLoop:
         # first: the client may ask for it as soon as it has its last sample
         self.stats = self._engine.stats()
         if self.stats.steps > before.steps:
-            self._progressed_at = self._clock()
+            self._progress.made()
             self.iteration_tokens.observe(self.stats.tokens - before.tokens)
         if outputs:
             self._send(outputs)
@@ -312,46 +277,3 @@ class ExecutionLoop:
             if output.finish_reason is not None:
                 self._deadlines.discard(output.request_id)
         self._summaries.put(StepOutputs(outputs, self.stats.weight_version))
-
-
-class _Overdue(msgspec.Struct, frozen=True):
-    """This sequence has reached its timeout."""
-
-    sequence_id: str
-
-
-class _Changed(msgspec.Struct, frozen=True):
-    """The whole engine has been changed; the answer is to be sent."""
-
-    change: Change
-    answer: ReturnSample
-
-
-_Item = (
-    Admit
-    | AbortSequences
-    | Finished
-    | ProfileEngine
-    | ResetPrefixCache
-    | AddAdapter
-    | RemoveAdapter
-    | _Overdue
-    | _Changed
-)
-
-
-def _source(item: _Item) -> tuple[str, str]:
-    """Client and request id of an item. Operators are one client, and where it is not known, it is the id."""
-    match item:
-        case Admit(opened=opened):
-            return opened.request.source
-        case AbortSequences(request=request):
-            return request.source
-        case Finished(sequence_id=sequence_id) | _Overdue(sequence_id=sequence_id):
-            return sequence_id, sequence_id
-        case ProfileEngine(request_id=request_id) | ResetPrefixCache(request_id=request_id):
-            return "", request_id
-        case AddAdapter(adapter=Adapter(uid=uid)) | RemoveAdapter(uid=uid):
-            return "", f"adapter {uid}"
-        case _Changed(change=change):
-            return "", change.request_id

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import NoReturn
 
-from driver.execution.execution_loop import COMMAND_PATIENCE
+from driver.execution.progress import COMMAND_PATIENCE
 from driver.stages.safe_thread import SafeThread
 from engine.build import build_executor
 from engine.config import EngineConfig
