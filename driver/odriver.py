@@ -77,7 +77,6 @@ from dataclasses import replace
 
 import msgspec
 
-from driver.adapters.commands import LoadAdapter, UnloadAdapter
 from driver.adapters.loader import AdapterLoader
 from driver.adapters.registry import AdapterRegistry
 from driver.availability import Availability
@@ -90,18 +89,16 @@ from driver.metrics.request_listing import RequestRow, listed
 from driver.metrics.request_log import RequestLog
 from driver.metrics.request_metrics import RequestMetrics
 from driver.open_requests import OpenRequest, OpenRequests
-from driver.operations.weight_updates import WeightUpdate, WeightUpdates
+from driver.operations.operator_commands import OperatorCommands
+from driver.operations.weight_updates import WeightUpdates
 from driver.owed_answers import OwedAnswers
 from driver.prepare_inputs import PrepareInputs
 from driver.process_summary import ProcessSummary
 from driver.request import (
     ActiveRequest,
-    Notifying,
     RequestOrder,
-    ReturnChannel,
     ReturnSample,
     TokenizerRequest,
-    UpdateMode,
     error_sample,
 )
 from driver.stages.engine_protocol import Engine
@@ -112,17 +109,12 @@ from driver.status import DriverStatus
 from driver.text.tokenizer import HuggingFaceTokenizer
 from driver.thread_messages import (
     AbortSequences,
-    PauseEngine,
-    ProfileEngine,
     RemoveAdapter,
-    ResetPrefixCache,
-    ResumeEngine,
     Stop,
     Summary,
 )
 from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS
 from engine.hub.roots import Root
-from engine.live.weight_source import WeightSource
 from engine.metrics.histogram import Histogram
 from engine.request_limits import ServingLimits
 
@@ -195,6 +187,10 @@ class oDriver:
             SafeThread("update weights", self._updates.run, self._thread_died),
         ]
         self._availability = Availability(self._open_requests, post, lambda: self._execution.stats)
+        self.operations = OperatorCommands(
+            self._owed_answers, self._availability, post=post, load=self._loader.submit, update=self._updates.submit
+        )
+        """What operators have it do."""
         self._why_stopped: DriverError = DriverStopped("the driver is stopped")
         # taken once, never given back: the first to end the driver has it
         self._right_to_end = threading.Lock()
@@ -279,51 +275,6 @@ class oDriver:
         """Refuses new requests; calls ``when_done``, on any thread, when none is open."""
         self._availability.drain(when_done)
 
-    def sleep(self, request_id: str, channel: ReturnChannel, level: int = 1) -> None:
-        """Refuses new requests; once none is open, frees the pages' memory, at level 2 the
-        weights' too, and answers the channel.
-
-        Raises Draining and DriverStopped at once.
-        """
-        with self._owed_answers.owing(request_id, channel) as answer:
-            self._availability.sleep(request_id, answer, level)
-
-    def wake(self, request_id: str, channel: ReturnChannel, *, weights: bool = True, pages: bool = True) -> None:
-        """Allocates the memory again, reads the weights again, answers the channel, and serves
-        when both are there. Raises as ``sleep`` does."""
-        with self._owed_answers.owing(request_id, channel) as answer:
-            self._availability.wake(request_id, answer, weights=weights, pages=pages)
-
-    def pause(self, request_id: str, channel: ReturnChannel, mode: UpdateMode, *, clear_cache: bool) -> None:
-        """Runs no step until ``resume``, and answers the channel once that is so. Requests that
-        come meanwhile wait. Raises DriverStopped."""
-        with self._owed_answers.owing(request_id, channel) as answer:
-            self._execution.inbox.put(PauseEngine(request_id, mode, clear_cache, answer))
-
-    def resume(self, request_id: str, channel: ReturnChannel) -> None:
-        """Runs steps again, and answers the channel. Raises DriverStopped."""
-        with self._owed_answers.owing(request_id, channel) as answer:
-            self._execution.inbox.put(ResumeEngine(request_id, answer))
-
-    def update_weights(
-        self,
-        request_id: str,
-        channel: ReturnChannel,
-        source: WeightSource,
-        mode: UpdateMode = "keep",
-        *,
-        keep_cache: bool = False,
-        name: str = "",
-    ) -> None:
-        """Has other weights served, between two steps, and answers the channel with their
-        version, or with an error where the former ones are served on.
-
-        Raises Overloaded and DriverStopped at once.
-        """
-        with self._owed_answers.owing(request_id, channel) as answer:
-            answer = Notifying(answer, self._availability.updated)
-            self._updates.submit(WeightUpdate(request_id, source, mode, keep_cache, name, answer))
-
     @property
     def seconds_since_progress(self) -> float:
         """Seconds for which the engine has had work and completed no step; 0 when it is idle."""
@@ -357,30 +308,6 @@ class oDriver:
     def step_seconds(self) -> Mapping[str, Histogram]:
         """Seconds of each step, by phase."""
         return self._execution.step_seconds
-
-    def reset_prefix_cache(self, request_id: str, channel: ReturnChannel) -> None:
-        """Empties the prefix cache between two steps, and answers the channel. Raises
-        DriverStopped."""
-        with self._owed_answers.owing(request_id, channel) as answer:
-            self._execution.inbox.put(ResetPrefixCache(request_id, answer))
-
-    def command_adapters(self, command: LoadAdapter | UnloadAdapter) -> None:
-        """Has an adapter loaded or unloaded, after the commands before; its channel is answered.
-
-        Raises InvalidRequest, Overloaded, Draining and DriverStopped at once.
-        """
-        with self._owed_answers.owing(command.request_id, command.channel) as answer:
-            self._availability.check_not_draining()
-            self._loader.submit(msgspec.structs.replace(command, channel=answer))
-
-    def profile(self, request_id: str, directory: str | None, channel: ReturnChannel) -> None:
-        """Begins a trace of the process, for this directory, or ends and writes the one under way
-        where it is None.
-
-        The channel gets one sample: the directory as text, or an error. Raises DriverStopped.
-        """
-        with self._owed_answers.owing(request_id, channel) as answer:
-            self._execution.inbox.put(ProfileEngine(request_id, directory, answer))
 
     def stop(self, reason: str, timeout: float = 10.0) -> None:
         """Ends the threads, and gives every open request and whatever else has no answer the

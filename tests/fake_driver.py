@@ -72,6 +72,11 @@ class FakeDriver:
         self._uids = itertools.count(1)
         self.tokenizer_info = {"tokenizer_class": "Words", "chat_template": None}
 
+    @property
+    def operations(self) -> "FakeDriver":
+        """It does the operators' commands itself."""
+        return self
+
     def submit_request(self, request: ActiveRequest) -> None:
         self.submitted.append(request)
         if self.refusal is not None:

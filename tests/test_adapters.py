@@ -93,7 +93,7 @@ def build(root: Path, engine: FakeEngine | None = None, max_cpu_loras: int = 4) 
 def begin(driver: oDriver, kind: Callable[..., Any], name: str, **fields: Any) -> Listener:
     """The channel of a command."""
     channel = Listener()
-    driver.command_adapters(kind("command", channel, name, **fields))
+    driver.operations.command_adapters(kind("command", channel, name, **fields))
     return channel
 
 
@@ -301,11 +301,11 @@ def test_adapters_come_and_go_asleep_but_not_while_draining(tmp_path: Path) -> N
     engine = FakeEngine()
     with build(tmp_path, engine) as driver:
         load(driver, "alice")
-        driver.sleep("s", slept := Listener())
+        driver.operations.sleep("s", slept := Listener())
         text_of(list(slept))
         load(driver, "bob")
         unload(driver, "alice")
-        driver.wake("w", woken := Listener())
+        driver.operations.wake("w", woken := Listener())
         text_of(list(woken))
         text_of(list(submit(driver, model="bob")))
         drained = threading.Event()
@@ -476,7 +476,7 @@ def test_no_request_gets_anothers_adapter(tmp_path: Path, count: int, sockets: b
         for name in listed(driver):
             unload(driver, name)
         text_of(list(submit(driver, "last")))
-        driver.reset_prefix_cache("r", emptied := Listener())
+        driver.operations.reset_prefix_cache("r", emptied := Listener())
         text_of(list(emptied))  # behind every removal
 
         assert not engine.adapters

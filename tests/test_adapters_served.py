@@ -88,7 +88,7 @@ def test_each_request_gets_torchs_tokens_while_adapters_come_and_go(compiled: Ad
         assert min(served) > 0
         for name in names:
             unload(driver, name)
-        driver.reset_prefix_cache("r", emptied := Listener())
+        driver.operations.reset_prefix_cache("r", emptied := Listener())
         list(emptied)
     finally:
         driver.stop("the test is over")

@@ -370,10 +370,10 @@ def test_a_driver_woken_before_it_sleeps_does_not_sleep_later(
 ) -> None:
     """Whoever asked it to is told; what is open, and what is new, goes on."""
     channel, sleeper = submit(driver), QueueChannel()
-    driver.sleep("s", sleeper)
+    driver.operations.sleep("s", sleeper)
 
     gate.release(1)
-    driver.wake("w", QueueChannel())
+    driver.operations.wake("w", QueueChannel())
     second = submit(driver, "b")
     gate.release(100)
 

@@ -272,7 +272,7 @@ def test_who_hears_that_the_prefix_cache_is_empty_finds_it_so_in_the_status() ->
             super().put(sample)
 
     with build_driver(engine) as driver:
-        driver.reset_prefix_cache("r", channel := Asking())
+        driver.operations.reset_prefix_cache("r", channel := Asking())
 
         assert list(channel)[-1].error is None
     assert seen == [0]

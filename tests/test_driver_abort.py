@@ -86,7 +86,7 @@ def test_an_abort_that_is_repeated_is_heard_once() -> None:
     submit(driver)
     assert tokenizer.asked.wait(timeout=PATIENCE)
     assert all(driver.abort("a") for _ in range(1000))
-    driver.reset_prefix_cache("later", channel := QueueChannel())
+    driver.operations.reset_prefix_cache("later", channel := QueueChannel())
     assert list(channel)[-1].error is None
     tokenizer.let_go.set()
     driver.stop("the test is over")

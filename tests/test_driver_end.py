@@ -300,14 +300,14 @@ def test_commands_without_an_answer_hear_of_the_end(tmp_path: Path) -> None:
     """Whatever they are, and in whichever queue: here no thread has begun."""
     driver = oDriver(FakeEngine(), FakeTokenizer(), max_cpu_loras=1, adapter_root=Root(str(tmp_path), "adapter_root"))
     commands: dict[str, Callable[[OneAnswer], None]] = {
-        "sleep": lambda channel: driver.sleep("sleep", channel),
-        "wake": lambda channel: driver.wake("wake", channel),
-        "pause": lambda channel: driver.pause("pause", channel, "wait", clear_cache=False),
-        "resume": lambda channel: driver.resume("resume", channel),
-        "update": lambda channel: driver.update_weights("update", channel, WeightFiles("new")),
-        "cache": lambda channel: driver.reset_prefix_cache("cache", channel),
-        "profile": lambda channel: driver.profile("profile", None, channel),
-        "load": lambda channel: driver.command_adapters(LoadAdapter("load", channel, "a")),
+        "sleep": lambda channel: driver.operations.sleep("sleep", channel),
+        "wake": lambda channel: driver.operations.wake("wake", channel),
+        "pause": lambda channel: driver.operations.pause("pause", channel, "wait", clear_cache=False),
+        "resume": lambda channel: driver.operations.resume("resume", channel),
+        "update": lambda channel: driver.operations.update_weights("update", channel, WeightFiles("new")),
+        "cache": lambda channel: driver.operations.reset_prefix_cache("cache", channel),
+        "profile": lambda channel: driver.operations.profile("profile", None, channel),
+        "load": lambda channel: driver.operations.command_adapters(LoadAdapter("load", channel, "a")),
     }
     channels = {name: OneAnswer() for name in commands}
     for name, command in commands.items():
@@ -392,7 +392,7 @@ def test_an_end_while_weights_are_staged_waits_for_nothing(caplog: pytest.LogCap
 
     driver = oDriver(StagingEngine(), FakeTokenizer())
     driver.start()
-    driver.update_weights("u", channel := OneAnswer(), WeightFiles("new"))
+    driver.operations.update_weights("u", channel := OneAnswer(), WeightFiles("new"))
     assert staging.wait(timeout=PATIENCE)
 
     stopper = threading.Thread(target=driver.stop, args=["enough", 5.0])

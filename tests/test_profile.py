@@ -173,7 +173,7 @@ def test_a_driver_that_has_stopped_profiles_no_more(driver):
     driver.stop("enough")
 
     with pytest.raises(DriverStopped, match="enough"):
-        driver.profile("a", None, QueueChannel())
+        driver.operations.profile("a", None, QueueChannel())
 
 
 def odriver_profile(address, *arguments):

@@ -151,14 +151,14 @@ def test_what_empties_the_prefix_cache_forgets_earlier_texts(ours: Served, comma
 
     match command:
         case "reset":
-            driver.reset_prefix_cache("1", done)
+            driver.operations.reset_prefix_cache("1", done)
         case "sleep" | "sleep more deeply":
-            driver.sleep("1", done, level=1 if command == "sleep" else 2)
+            driver.operations.sleep("1", done, level=1 if command == "sleep" else 2)
         case "pause":
-            driver.pause("1", done, "keep", clear_cache=True)
+            driver.operations.pause("1", done, "keep", clear_cache=True)
     assert done.get(timeout=PATIENCE).error is None
     status = driver.status()
-    driver.wake("2", done) if "sleep" in command else driver.resume("2", done)
+    driver.operations.wake("2", done) if "sleep" in command else driver.operations.resume("2", done)
 
     assert (status.earlier_tokens, status.earlier_salts) == (0, 0)
     assert done.get(timeout=PATIENCE).error is None

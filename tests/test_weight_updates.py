@@ -76,17 +76,17 @@ class Served:
 
     def pause(self, mode: Any = "keep") -> Channel:
         channel = Channel()
-        self.driver.pause("p", channel, mode, clear_cache=False)
+        self.driver.operations.pause("p", channel, mode, clear_cache=False)
         return channel
 
     def resume(self) -> ReturnSample:
         channel = Channel()
-        self.driver.resume("r", channel)
+        self.driver.operations.resume("r", channel)
         return channel.get()
 
     def update(self, mode: Any = "keep", source: Any = WeightFiles("new")) -> Channel:  # noqa: B008
         channel = Channel()
-        self.driver.update_weights("u", channel, source, mode)
+        self.driver.operations.update_weights("u", channel, source, mode)
         return channel
 
 
@@ -239,10 +239,10 @@ def test_a_driver_whose_weights_cannot_be_read_again_sleeps_on(served: Served) -
     """It refuses requests, and serves once they can be, or once others have come."""
     for remedy in ("read", "update"):
         channel = Channel()
-        served.driver.sleep("s", channel, 2)
+        served.driver.operations.sleep("s", channel, 2)
         channel.get()
         served.engine.unreadable = "the bucket is away"
-        served.driver.wake("w", channel)
+        served.driver.operations.wake("w", channel)
         refused = channel.get()
         assert refused.error is not None and "sleeps on: the bucket is away" in refused.error.message
         assert served.driver.status().state == "asleep"
@@ -251,7 +251,7 @@ def test_a_driver_whose_weights_cannot_be_read_again_sleeps_on(served: Served) -
         served.engine.unreadable = ""
         if remedy == "update":
             assert served.update().get().error is None
-        served.driver.wake("w", channel)
+        served.driver.operations.wake("w", channel)
         assert channel.get().error is None
         assert served.ask("a").end()[1].finish_reason == "length"
 
@@ -261,10 +261,10 @@ def test_a_driver_that_sleeps_without_weights_serves_when_all_have_come(served: 
     """Those that came as arrays cannot be read again: until an update brings all, requests hear what is missing."""
     channel = Channel()
     assert served.update(source=WeightArrays({})).get().error is None
-    served.driver.sleep("s", channel, 2)
+    served.driver.operations.sleep("s", channel, 2)
     channel.get()
     if woken_first:
-        served.driver.wake("w", channel)
+        served.driver.operations.wake("w", channel)
         assert "when an update brings all weights" in channel.get().text
     with pytest.raises(Asleep, match="no weights until its operator sends all of them"):
         served.ask("a")
@@ -276,7 +276,7 @@ def test_a_driver_that_sleeps_without_weights_serves_when_all_have_come(served: 
     if not woken_first:
         with pytest.raises(Asleep, match="when it has been woken"):
             served.ask("a")
-        served.driver.wake("w", channel)
+        served.driver.operations.wake("w", channel)
         assert channel.get().text == "awake"
     assert served.driver.status().state == "serving"
     assert served.ask("a").end()[1].finish_reason == "length"
@@ -287,16 +287,16 @@ def test_pages_alone_do_not_end_a_sleep_without_weights(served: Served) -> None:
     channel = Channel()
     served.update(source=WeightArrays({})).get()
     for first, second in (({"pages": False}, {"weights": False}), ({"weights": False}, {"pages": False})):
-        served.driver.sleep("s", channel, 2)
+        served.driver.operations.sleep("s", channel, 2)
         channel.get()
-        served.driver.wake("w", channel, **first)
+        served.driver.operations.wake("w", channel, **first)
         channel.get()
-        served.driver.wake("w", channel, **second)
+        served.driver.operations.wake("w", channel, **second)
         channel.get()
         assert served.driver.status().state == "asleep"
         served.update(source=WeightArrays({})).get()
         assert served.driver.status().state == "serving"
-    served.driver.sleep("s", channel, 1)
+    served.driver.operations.sleep("s", channel, 1)
     channel.get()
     served.update(source=WeightArrays({})).get()
     assert served.driver.status().state == "asleep"

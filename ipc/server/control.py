@@ -205,31 +205,35 @@ class Control:
             case Reload():
                 self._reload(reply.driver_id, reply)
             case ResetPrefixCache():
-                self._driver.reset_prefix_cache(reply.driver_id, reply)
+                self._driver.operations.reset_prefix_cache(reply.driver_id, reply)
             case LoadAdapter(name=name, path=path, pin=pin, replace=replace):
-                self._driver.command_adapters(commands.LoadAdapter(reply.driver_id, reply, name, path, pin, replace))
+                self._driver.operations.command_adapters(
+                    commands.LoadAdapter(reply.driver_id, reply, name, path, pin, replace)
+                )
             case UnloadAdapter(name=name):
-                self._driver.command_adapters(commands.UnloadAdapter(reply.driver_id, reply, name))
+                self._driver.operations.command_adapters(commands.UnloadAdapter(reply.driver_id, reply, name))
             case Profile(name=name):
                 directory = None if name is None else self._profile(name)
-                self._driver.profile(reply.driver_id, directory, reply)
+                self._driver.operations.profile(reply.driver_id, directory, reply)
 
     def _change(self, reply: Reply, command: Sleep | Wake | Pause | Resume | UpdateWeights) -> None:
         """Have the whole engine changed."""
         request_id = reply.driver_id
         match command:
             case Sleep(level=level):
-                self._driver.sleep(request_id, reply, level)
+                self._driver.operations.sleep(request_id, reply, level)
             case Wake(tags=tags):
                 weights, pages = (not tags or tag in tags for tag in ("weights", "kv_cache"))
-                self._driver.wake(request_id, reply, weights=weights, pages=pages)
+                self._driver.operations.wake(request_id, reply, weights=weights, pages=pages)
             case Pause(mode=mode, clear_cache=clear_cache):
-                self._driver.pause(request_id, reply, mode, clear_cache=clear_cache)
+                self._driver.operations.pause(request_id, reply, mode, clear_cache=clear_cache)
             case Resume():
-                self._driver.resume(request_id, reply)
+                self._driver.operations.resume(request_id, reply)
             case UpdateWeights(mode=mode, keep_cache=keep_cache, name=name):
                 source = self._source(reply.identity, command)
-                self._driver.update_weights(request_id, reply, source, mode, keep_cache=keep_cache, name=name)
+                self._driver.operations.update_weights(
+                    request_id, reply, source, mode, keep_cache=keep_cache, name=name
+                )
 
     def _source(self, identity: bytes, command: UpdateWeights) -> WeightSource:
         """The new weights that are meant; raises InvalidRequest."""

@@ -30,9 +30,6 @@ class Driver(Protocol):
     def adapters(self) -> "AdapterRegistry":
         """The adapters that requests can name."""
 
-    def command_adapters(self, command: LoadAdapter | UnloadAdapter) -> None:
-        """Have an adapter loaded or unloaded, and put a sample; or raise DriverError."""
-
     def abort(self, request_id: str) -> bool:
         """Ends a request; False if there is none of that id."""
 
@@ -41,6 +38,17 @@ class Driver(Protocol):
 
     def requests(self, order: RequestOrder, limit: int | None, client: str | None) -> "tuple[list[RequestRow], int]":
         """The first ``limit`` open requests, of one client perhaps, and how many there are."""
+
+    @property
+    def operations(self) -> "Operations":
+        """What operators have it do."""
+
+
+class Operations(Protocol):
+    """``OperatorCommands``, or fake ones. None of it waits."""
+
+    def command_adapters(self, command: LoadAdapter | UnloadAdapter) -> None:
+        """Have an adapter loaded or unloaded, and put a sample; or raise DriverError."""
 
     def reset_prefix_cache(self, request_id: str, channel: ReturnChannel) -> None:
         """Empty the prefix cache, and put a sample; or raise DriverError."""
