@@ -7,8 +7,8 @@ import pytest
 from caching.cache_groups import CacheGroups
 from caching.page_manager import HBMPageManager
 from engine.sampling_params import SamplingParams
-from engine.scheduling.draft_rest import FIRST_REST, LONGEST_REST, PATIENCE, PATIENCE_RESTED
 from engine.scheduling.plan import StepResult
+from engine.scheduling.rows.draft_rest import FIRST_REST, LONGEST_REST, PATIENCE, PATIENCE_RESTED
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory

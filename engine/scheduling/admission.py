@@ -7,7 +7,7 @@ from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.backfill import Backfill
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.preemption import Cause, Preempter
-from engine.scheduling.prompt_chunks import PromptChunks
+from engine.scheduling.rows.prompt_chunks import PromptChunks
 from engine.scheduling.running_sequences import RunningSequences
 from engine.scheduling.sequence import Sequence, SequenceStatus
 from engine.scheduling.sequence_memory import SequenceMemory

@@ -65,7 +65,7 @@ from engine.scheduling.estimates.step_costs import StepCosts, sizes_up_to
 from engine.scheduling.landing import Landing
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.preemption import Cause, Preempter, Preemption
-from engine.scheduling.prompt_chunks import PromptChunks
+from engine.scheduling.rows.prompt_chunks import PromptChunks
 from engine.scheduling.running_sequences import RunningSequences
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus
 from engine.scheduling.sequence_memory import SequenceMemory

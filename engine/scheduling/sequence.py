@@ -10,8 +10,8 @@ from caching.page_manager import SINK_SLOT, Found
 from caching.prefix_cache import page_keys
 from engine.sampling_params import SamplingParams
 from engine.scheduling.constraints.token_constraint import TokenConstraint
-from engine.scheduling.draft_rest import DraftRest
 from engine.scheduling.estimates.recent_share import RecentShare
+from engine.scheduling.rows.draft_rest import DraftRest
 
 NO_DRAFT = -1
 """Instead of a token id: there is no draft, or an earlier text has ended."""

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.scheduling.draft_rest import LONGEST_REST, REST_SECONDS
+from engine.scheduling.rows.draft_rest import LONGEST_REST, REST_SECONDS
 from engine.scheduling.sequence import Sequence
 
 LEAST_TRIED = 32

@@ -1,0 +1,1 @@
+"""Which rows a step has, and how many tokens each."""
