@@ -55,7 +55,6 @@ be replayed. The rules:
 
 from collections import Counter
 from collections.abc import Mapping
-from collections.abc import Sequence as ListOf
 
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.admission import Admission
@@ -65,15 +64,13 @@ from engine.scheduling.estimates.step_costs import StepCosts, sizes_up_to
 from engine.scheduling.landing import Landing
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.preemption import Cause, Preempter, Preemption
-from engine.scheduling.rows.prompt_chunks import PromptChunks
+from engine.scheduling.rows.decode_rows import DecodeRows
+from engine.scheduling.rows.prompt_rows import PromptRows
 from engine.scheduling.running_sequences import RunningSequences
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.speculation import Speculation, most_samples
 from engine.scheduling.waiting.waiting_queue import WaitingQueue
-
-SHORT = 8
-"""A prompt is short with one in so many of a full step's tokens left, however few of them a step has."""
 
 
 class InferenceScheduler:
@@ -104,23 +101,37 @@ class InferenceScheduler:
         self.memory = memory
         self.speculation = speculation
         """How many drafts rows have, if any."""
-        self._max_num_seqs = max_num_seqs
-        self._most_samples = most_samples(
-            max_num_seqs, 0 if speculation is None else speculation.num_speculative_tokens
-        )
         self.adapters = adapters or AdapterSlots()
         """The adapters of sequences, and their slots on the device."""
         self.step_costs = step_costs or StepCosts(sizes_up_to(max_num_batched_tokens))
         """What steps cost, learned in ``update``."""
-        self._budget = max_num_batched_tokens
-        self._long = long_prefill_token_threshold
-        self._prompt_room = PromptRoom(self.step_costs, max_num_batched_tokens, inter_token_seconds)
         self._reserve = reserve or GrowthReserve(memory.num_pages)
         self._waiting = WaitingQueue(client_weights, fair=fair)
         self._running = RunningSequences(max_num_seqs, self.memory, self._reserve, self.adapters)
         self._preempter = Preempter(self._running, self._waiting, threshold=priority_preemption_threshold, fair=fair)
         self._admission = Admission(
             self._waiting, self._running, self.memory, self._preempter, self.adapters, fair=fair
+        )
+        samples = most_samples(max_num_seqs, 0 if speculation is None else speculation.num_speculative_tokens)
+        self._decode_rows = DecodeRows(
+            memory,
+            speculation,
+            self._waiting,
+            self._running,
+            self._admission,
+            budget=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            most_samples=samples,
+        )
+        self._prompt_rows = PromptRows(
+            memory,
+            self._waiting,
+            self._running,
+            self._admission,
+            PromptRoom(self.step_costs, max_num_batched_tokens, inter_token_seconds),
+            budget=max_num_batched_tokens,
+            most_samples=samples,
+            long=long_prefill_token_threshold,
         )
         self._landing = Landing(self._waiting, self._running, speculation, self.finish)
         self._arrivals = 0
@@ -198,8 +209,8 @@ class InferenceScheduler:
         pages_suffice = self._grow(plan, decoding)
         if pages_suffice:
             self._admission.settle_claim(plan)
-        self._plan_decodes(plan, decoding)
-        self._plan_prompts(plan, may_admit=pages_suffice)
+        self._decode_rows.add(plan, decoding)
+        self._prompt_rows.add(plan, may_admit=pages_suffice)
         self.memory.end_plan(plan)
         self._running.late.begin(plan)
         if plan.num_tokens:
@@ -303,78 +314,3 @@ class InferenceScheduler:
                 plan.drop(victim)
                 pages_suffice = some_end = False
         return pages_suffice
-
-    def _plan_decodes(self, plan: NextIterationPlan, decoding: list[Sequence]) -> None:
-        """Add the rows of those that have a page for their next token at least."""
-        sequences = [s for s in decoding if s.num_computed_tokens < s.num_paged_tokens]
-        if self.speculation is None:
-            plan.add_decodes(sequences)
-            return
-        pages_suffice = len(sequences) == len(decoding)
-        drafts = self.speculation.drafts(sequences, self._room_for_drafts(len(sequences)), self._budget)
-        if not drafts:
-            plan.add_decodes(sequences)
-            return
-        for sequence, count in drafts.items():
-            if sequence.num_computed_tokens + 1 + count > sequence.num_paged_tokens:
-                if pages_suffice and self.memory.grow(sequence):
-                    plan.grown.append(sequence)
-                left = sequence.num_paged_tokens - sequence.num_computed_tokens - 1
-                drafts[sequence] = min(count, left)
-        drafts = {sequence: count for sequence, count in drafts.items() if count}
-        rows = [sequence for sequence in sequences if sequence not in drafts] + list(drafts)
-        plan.add_decodes(rows, [drafts.get(sequence, 0) for sequence in rows])
-        plan.num_passes = self.speculation.passes(max((plan.counts[row] - 1 for row in plan.drafted), default=0))
-
-    def _room_for_drafts(self, num_decodes: int) -> int:
-        """Tokens that may be sampled beside those of the rows that the step is likely to have: of running sequences, and
-        of one more that starts than have in the last plan. More of them are computed in the next step."""
-        starting = min(len(self._waiting), self._admission.num_started + 1)
-        rows = min(self._max_num_seqs, len(self._running) + starting)
-        return min(self._most_samples - rows, self._budget - num_decodes)
-
-    def _plan_prompts(self, plan: NextIterationPlan, *, may_admit: bool) -> None:
-        """Grant tokens to long prompts, those of clients that run nothing, shorter ones, other waiting ones, and the rest
-        to any of them.
-
-        Beside decodes, in this step or waiting for their masks, the rest is granted only where
-        time bounds the step.
-        """
-        begun = self._running.prefilling()
-        if not begun and not self._waiting:
-            return
-        decoding = plan.num_tokens + self._running.late.num_sequences
-        room = self._room_for_prompts(plan, begun, decoding)
-        chunks = self._chunks(plan, room)
-        long = [sequence for sequence in begun if chunks.is_long(sequence)]
-        short = [sequence for sequence in begun if not chunks.is_long(sequence)]
-        for sequence in long:
-            chunks.grant(sequence)
-        if may_admit:
-            self._admission.admit_newcomers(chunks, others_begun=bool(short))
-        for sequence in short:
-            chunks.grant(sequence)
-        if may_admit:
-            self._admission.admit(chunks)
-        if not decoding or (room is not None and self._long is None):
-            chunks.grant_rest(begun)
-        chunks.add_to(plan)
-
-    def _room_for_prompts(self, plan: NextIterationPlan, begun: ListOf[Sequence], decoding: int) -> int | None:
-        """Tokens that keep the step as short as it is to be; None where nobody knows, beside decoding rows."""
-        if decoding and (begun or self._running.num_free):
-            return self._prompt_room.beside(decoding, plan.num_passes)
-        if decoding:
-            return self._budget
-        left = sum(sequence.num_prefill_tokens - sequence.num_computed_tokens for sequence in begun)
-        return self._prompt_room.alone(self._waiting.num_tokens + left)
-
-    def _chunks(self, plan: NextIterationPlan, room: int | None) -> PromptChunks:
-        half = (self._budget if room is None else room) // 2
-        return PromptChunks(
-            self.memory,
-            self._budget - plan.num_tokens if room is None else room,
-            self._long or half,
-            self._most_samples - plan.num_tokens,
-            0 if self._long else self._budget // SHORT,
-        )
