@@ -9,6 +9,9 @@ from ipc.gateway.output.call_literals import json_of_text
 from ipc.gateway.output.markers import partial
 from ipc.gateway.output.schema_types import parameter_kinds, quoted
 
+MAX_OPENING = 1024
+"""Characters between two values, a key among them."""
+
 
 class Tags(NamedTuple):
     """Arguments as text between marks: ``opening`` matches what is before a value and names its
@@ -59,6 +62,8 @@ class TaggedArguments:
         self._is_string = False
         self._begun = False
         """Whether something of a string was read."""
+        self._num_searched = 0
+        """Characters of a value that is no string in which it does not end."""
         self._separator = "{"
 
     def read(self, text: str) -> tuple[str, str, bool]:
@@ -80,14 +85,17 @@ class TaggedArguments:
             self._is_string = self._kinds == {"string"}
             start = '"' if self._is_string else ""
             return f"{separator}{quoted(key)}: {start}", rest[opening.end() :], False, False
-        if opening is not None or (end.startswith(rest) and rest != end):
+        if (opening is not None and len(rest) <= MAX_OPENING) or (end.startswith(rest) and rest != end):
             return "", rest, False, True
         return "{}" if self._separator == "{" else "}", rest.removeprefix(end), True, False
 
     def _value(self, text: str) -> tuple[str, str, bool, bool]:
-        place, closing = text.find(self._tags.closing), self._tags.closing
+        closing = self._tags.closing
+        place = text.find(closing, self._num_searched)
         if place < 0 and not self._is_string:
+            self._num_searched = max(0, len(text) - len(closing))
             return "", text, False, True
+        self._num_searched = 0
         if self._tags.newlines and not self._begun and text.startswith("\n"):
             text, place, self._begun = text[1:], place - 1, True
         self._begun = self._begun or bool(text)

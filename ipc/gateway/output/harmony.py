@@ -66,14 +66,16 @@ class HarmonyParser:
         """The events of a header, and whether it waits for more."""
         header, found, body = self._text.partition(MESSAGE)
         size = len(header) - (0 if found else partial(header, MESSAGE))
-        if not header.strip() and not found:
+        too_long = size > MAX_HEADER
+        if not header.strip() and not found and not too_long:
             return [], True
-        if size > MAX_HEADER:
-            start, self._text = self._text[:MAX_HEADER], self._text[MAX_HEADER:]
-            return [*self._begin("content"), Content(start)], False
-        if not _HEADER.match(header, partial=not (found or at_end)):
+        may_go_on = too_long or not (found or at_end)
+        if not _HEADER.match(header[:MAX_HEADER], partial=may_go_on):
             self._text = self._text.lstrip()
             return self._begin("content"), False
+        if too_long:
+            start, self._text = self._text[:MAX_HEADER], self._text[MAX_HEADER:]
+            return [*self._begin("content"), Content(start)], False
         if not found:  # at the end, a header alone says nothing
             return [], True
         self._text = body

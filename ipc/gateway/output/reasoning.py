@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from ipc.gateway.output.markers import before
+from ipc.gateway.output.markers import before, behind_space, without_space
 from ipc.gateway.output.output_events import Content, OutputEvent, Reasoning, joined
 
 
@@ -108,14 +108,15 @@ class ReasoningParser:
         return joined([Reasoning(thought), Content(said)])
 
     def _begin(self, at_end: bool) -> None:
-        said, start = self._text.lstrip(), self._row.start
-        if said.startswith(start):
+        said, start = behind_space(self._text), self._row.start
+        if said is not None and said.startswith(start):
             self._text = said[len(start) :]
             self._place = "thought"
-        elif (at_end or not start.startswith(said)) and self._thinks:
-            self._place = "thought"
-        elif at_end or not start.startswith(said):
-            self._after_thought()
+        elif at_end or said is None or not start.startswith(said):
+            if self._thinks:
+                self._place = "thought"
+            else:
+                self._after_thought()
 
     def _after_thought(self) -> None:
         """Content that follows no end mark keeps its whitespace, but for that around marks."""
@@ -128,7 +129,7 @@ class ReasoningParser:
         if end in self._text:
             thought, _, self._text = self._text.partition(end)
             self._place = "pause"
-            return thought.rstrip()
+            return without_space(thought)
         settled = len(self._text) if at_end else len(before(self._text, end))
         self._nothing_yet = self._nothing_yet and not settled
         return self._take(settled)
@@ -151,7 +152,7 @@ class ReasoningParser:
         said, found, rest = self._text.partition(end)
         if found:
             self._place, self._text = "content", rest
-            return said.rstrip()
+            return without_space(said)
         settled = len(self._text) if at_end else len(before(self._text, end))
         self._nothing_yet = self._nothing_yet and not settled
         return self._take(settled)

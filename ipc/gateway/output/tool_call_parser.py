@@ -8,7 +8,7 @@ import regex
 
 from ipc.gateway.output.argument_readers import ArgumentsReader, Braces, JsonArguments, TaggedArguments
 from ipc.gateway.output.call_literals import Call
-from ipc.gateway.output.markers import before
+from ipc.gateway.output.markers import before, behind_space, without_space
 from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, joined
 from ipc.gateway.output.tool_formats import ToolFormat
 
@@ -69,14 +69,14 @@ class ToolCallParser:
     def _say(self, at_end: bool) -> Iterator[OutputEvent]:
         """Content, up to where a call may begin."""
         text, marker, first = self._text, self._row.marker, self._row.first
-        start = text.lstrip()
-        if self._bare and first and start and (start.startswith(first) or (first.startswith(start) and not at_end)):
+        start = behind_space(text) if self._bare and first else None
+        if start and (start.startswith(first) or (first.startswith(start) and not at_end)):
             if start.startswith(first):
                 self._open("", text)
             return
         head, found, tail = text.partition(marker)
         if found:
-            content = head.rstrip()
+            content = without_space(head)
             self._open(head[len(content) :] + marker, tail)
         else:
             content = text if at_end and not (self.num_calls and text.isspace()) else before(text, marker)
@@ -88,7 +88,7 @@ class ToolCallParser:
     def _content(self, text: str) -> Content:
         if self.num_calls and not self._said:
             text = text.lstrip()
-        self._said = True
+        self._said = self._said or bool(text)
         return Content(text)
 
     def _open(self, held: str, text: str) -> None:
@@ -101,7 +101,7 @@ class ToolCallParser:
         header = self._row.header.match(self._text[: MAX_HEADER + 1], partial=True)
         if header is not None and not header.partial and header["name"] in self._functions:
             yield from self._called(header)
-        elif header is None and self._row.has_objects and _FIRST_KEY.match(self._text, partial=True):
+        elif header is None and self._row.has_objects and _FIRST_KEY.match(self._text[: MAX_HEADER + 1], partial=True):
             yield from self._whole_object(at_end)
         elif header is None or not header.partial or at_end or len(self._text) > MAX_HEADER:
             yield from self._no_call()
@@ -134,7 +134,7 @@ class ToolCallParser:
         block = self._text if end < 0 else self._text[:end]
         calls = read(block if last == "]" else block.removesuffix(last))
         if not calls or any(call.name not in self._functions for call in calls):
-            yield from self._no_call(whole=end < 0)
+            yield from self._no_call(len(block))
             return
         for call in calls:
             yield from self._begin(call.name)
@@ -153,15 +153,14 @@ class ToolCallParser:
             self._text = self._text[end:]
             self._close_call()
         elif at_end or end >= 0:
-            yield from self._no_call(whole=end < 0)
+            yield from self._no_call(len(self._text) if end < 0 else end)
 
-    def _no_call(self, *, whole: bool = False) -> Iterator[OutputEvent]:
-        """What began like a call is content; of one that never ends, the ``whole`` rest is, which
-        keeps the time for a text in proportion to its length."""
+    def _no_call(self, size: int = 0) -> Iterator[OutputEvent]:
+        """What began like a call is content, with so many characters of it that were read: read
+        once, so that the time for a text is in proportion to its length."""
         self._bare = False
         self._place = self._say
-        if whole:
-            self._held, self._text = self._held + self._text, ""
+        self._held, self._text = self._held + self._text[:size], self._text[size:]
         if self._held:
             yield self._content(self._held)
 
@@ -189,12 +188,12 @@ class ToolCallParser:
 
     def _rest(self, at_end: bool) -> Iterator[OutputEvent]:
         """The rest of a call's object after its arguments."""
-        rest = self._text.lstrip()
-        if rest.startswith(","):
+        self._text = self._text.lstrip()
+        if self._text.startswith(","):
             self._braces = Braces(depth=1)
             self._place = self._skip
-        elif rest or at_end:
-            self._text = rest.removeprefix("}")
+        elif self._text or at_end:
+            self._text = self._text.removeprefix("}")
             self._close_call()
         return iter(())
 
@@ -211,11 +210,11 @@ class ToolCallParser:
         self._place = self._close
 
     def _close(self, at_end: bool) -> Iterator[OutputEvent]:
-        closers, rest = self._row.closers, self._text.lstrip()
-        while closer := next((closer for closer in closers if rest.startswith(closer)), None):
+        closers, rest = self._row.closers, behind_space(self._text)
+        while rest and (closer := next((closer for closer in closers if rest.startswith(closer)), None)):
             self._text = rest[len(closer) :]
-            rest = self._text.lstrip()
-        if at_end or not any(closer.startswith(rest) for closer in closers):
+            rest = behind_space(self._text)
+        if at_end or rest is None or not any(closer.startswith(rest) for closer in closers):
             self._place = self._say
         return iter(())
 
