@@ -44,6 +44,7 @@ def execute_commands(executor: StepExecutor, hear: Callable[[], Command]) -> Non
                 landed += 1
             case MakeCopies():
                 executor.copy(command)
+                executor.drop_landed_copies()
             case AddAdapter():
                 executor.add_adapter(command.uid, tuple(command.arrays))
             case RemoveAdapter():

@@ -124,6 +124,11 @@ class StepExecutor:
         assert self._cache is not None and self.host is not None, "asleep, or without a tier"
         self._cache = self.host.copy(self._cache, command)
 
+    def drop_landed_copies(self) -> None:
+        """Free what copies that have arrived hold: in process 0 whoever counts them does that."""
+        assert self.host is not None, "without a tier"
+        self.host.take_landed()
+
     def add_adapter(self, uid: int, arrays: tuple[NDArray[Any], ...]) -> None:
         """Keep an adapter in host memory."""
         self._adapters[uid] = arrays
