@@ -4,6 +4,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint
@@ -17,6 +18,8 @@ from engine.build import build_engine as engine_of
 from engine.config import EngineConfig
 from engine.device_errors import DeviceError
 from engine.errors import ConfigurationError
+from engine.hosts.follower import execute_commands
+from engine.hosts.other_processes import OtherProcesses
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.model_config import read_model_config
@@ -24,10 +27,13 @@ from engine.models.partition import Partition
 from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend_choice import xla_backend
+from engine.step.commands import Leave, MakeCopies, decode_command, encode
 from engine.step.compilation import num_compilations
+from engine.step.executor import StepExecutor
 from engine.step.host_cache import host_memory
 from engine.step.host_cache.host_budget import HostBudget, check_host_memory, host_budget
-from engine.step.host_cache.host_memory import copy_seconds
+from engine.step.host_cache.host_memory import HostMemory, copy_seconds
+from engine.step.runner import eSurgeRunner
 from engine.step.step_shapes import StepShapes
 
 FLOAT32 = np.dtype(np.float32)
@@ -51,13 +57,13 @@ def manager(tmp_path_factory):
     return manager
 
 
-def build_engine(manager, *, num_pages=None, host=True, cost=None, run_ahead=1, slots=300):
+def build_engine(manager, *, num_pages=None, host=True, cost=None, run_ahead=1, slots=300, runner=CopyingRunner):
     """An engine over pages of its own, which are poisoned while they are free, with a tier behind them or none."""
     tier = HostTier(slots, manager.shapes.host.staged, page_bytes=1) if host else None
     pages = HBMPageManager(num_pages or manager.shapes.cache.num_pages, tier)
     cost = (cost or CopyCost(0.0, CHUNK)) if host else None
     memory = SequenceMemory(pages, manager.shapes.groups, cost=cost)
-    return engine_over(manager, pages, memory, CopyingRunner, run_ahead=run_ahead)
+    return engine_over(manager, pages, memory, runner, run_ahead=run_ahead)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 4))])
@@ -126,6 +132,42 @@ def test_what_is_on_the_host_survives_sleep(manager):
     again = tokens_of(engine, [make() for make in asked])
 
     assert again == first and engine.stats().host_bytes_loaded > loaded
+
+
+def test_another_process_keeps_no_copies_that_have_arrived(manager):
+    """It hears of copies, and nobody asks it which have arrived."""
+    frames = []
+
+    def runner(manager, seed):
+        return eSurgeRunner(manager, seed, OtherProcesses(lambda command: frames.append(encode(command))))
+
+    engine = build_engine(manager, num_pages=43, runner=runner)
+    tokens_of(engine, [make() for make in turns(np.random.default_rng(0), talks=8, rounds=3)])
+    follower = StepExecutor(manager, 0)
+    heard = iter([*frames, encode(Leave(0, "the end"))])
+
+    execute_commands(follower, lambda: decode_command(next(heard)))
+
+    copies = [command for command in map(decode_command, frames) if isinstance(command, MakeCopies)]
+    [pages] = follower.host.kinds
+    assert len(copies) > 20 and len(pages.storing) + len(pages.fetching) <= 4
+
+
+def test_what_is_placed_and_evicted_at_once_is_stored_from_its_place(manager):
+    """One plan has both copies of a page: the host gets what has come, and not what was there before."""
+    kinds = HostMemory(manager.copier, manager.copied, manager.mesh)
+    cache = jax.tree.map(lambda leaf: jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape), manager.new_cache())
+    before = np.asarray(jax.tree.leaves(cache)[0])
+    cache = kinds.copy(cache, MakeCopies([(3, 0)], [], [], of_states=False))
+    cache = kinds.copy(cache, MakeCopies([], [], [0], of_states=False))
+    cache = kinds.copy(cache, MakeCopies([(5, 1)], [[5]], [1], of_states=False))
+
+    cache = kinds.copy(cache, MakeCopies([], [[7]], [], of_states=False))
+
+    after = np.asarray(jax.tree.leaves(cache)[0])
+    per_layer = manager.shapes.cache.num_pages
+    for first in range(0, len(before), per_layer):
+        np.testing.assert_array_equal(after[first + 7], before[first + 3])
 
 
 def test_an_emptied_prefix_cache_is_empty_on_the_host_too(manager):

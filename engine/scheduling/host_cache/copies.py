@@ -7,8 +7,9 @@ from dataclasses import dataclass
 class Copies:
     """Pages, or states, that are copied between the device and the host (caching/host_tier.py).
 
-    They come before the step: the device runs ``stores``, then ``places``, then the step. What the
-    step writes is not stored, and what it reads is in place.
+    They come before the step: the device runs ``places``, then ``stores``, then the step. What has
+    come can be evicted in the plan in which it is placed, and is then stored from its place. What
+    the step writes is not stored, and what it reads is in place.
     """
 
     stores: list[tuple[int, int]]

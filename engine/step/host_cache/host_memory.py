@@ -81,9 +81,9 @@ class HostSlots:
 
     def copy(self, cache: PagedAttentionCache, command: MakeCopies) -> PagedAttentionCache:
         """Dispatch copies, in order; the cache with what has arrived. Waits for nothing."""
-        stored = self._store(cache, command.stores)
         for pages in command.places:
             cache = self._place(cache, pages, self._fetched.popleft())
+        stored = self._store(cache, command.stores)
         if command.fetches:
             fetched = jax.device_put([self._slots[slot] for slot in command.fetches], self._on_device)
             self.fetching.begin(fetched)

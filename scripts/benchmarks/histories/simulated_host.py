@@ -21,13 +21,13 @@ class SimulatedHost:
         """Lists of copies that have not landed."""
 
     def run(self, copies: Copies) -> None:
-        """As the device does: what is stored is read first, then what has arrived is written."""
+        """As the device does: what has arrived is written first, then what is stored is read."""
         places = range(self._page_size)
-        for page, slot in copies.stores:
-            self._slots[slot] = [self._content.get((page, place)) for place in places]
         for pages in copies.places:
             for page, contents in zip(pages, self._fetched.popleft(), strict=True):
                 self._content.update({(page, place): contents[place] for place in places})
+        for page, slot in copies.stores:
+            self._slots[slot] = [self._content.get((page, place)) for place in places]
         if copies.fetches:
             self._fetched.append([self._slots[slot] for slot in copies.fetches])
         self.stores += bool(copies.stores)
