@@ -158,7 +158,7 @@ class oEngine:
     def reset_prefix_cache(self) -> int:
         """Forget the contents of all pages, and earlier texts; returns how many pages had any.
         Sequences keep theirs."""
-        return self._scheduler.memory.forget_all()
+        return self._scheduler.forget_all()
 
     def wake(self, *, weights: bool = True, pages: bool = True) -> None:
         """Read the weights that were served and allocate the pages again, what of it was freed.

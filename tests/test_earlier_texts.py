@@ -115,7 +115,7 @@ def test_what_forgets_pages_forgets_texts(forget):
 
     match forget:
         case "reset":
-            scheduler.memory.forget_all()
+            scheduler.forget_all()
         case "sleep":
             scheduler.lose_cache(keep_host=True)
         case "other weights":

@@ -62,7 +62,7 @@ class Residence:
             self._scheduler.lose_cache()
             self._runner.reset()
         else:
-            self._scheduler.memory.forget_all()
+            self._scheduler.forget_all()
 
     def stats(self) -> dict[str, Any]:
         """Fields of EngineStats."""

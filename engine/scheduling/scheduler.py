@@ -267,6 +267,11 @@ class InferenceScheduler:
         """Plans whose kept logits nobody reads any more, once ``plan_late``'s plans are dispatched."""
         return self._running.late.take_done()
 
+    def forget_all(self) -> int:
+        """Empty the prefix cache; returns how many pages it had. Running sequences keep theirs to
+        themselves."""
+        return self.memory.forget_all(self._running)
+
     def lose_logits(self) -> None:
         """Kept logits are not to be sampled from any more: compute them again."""
         for sequence in sorted(self._running, key=lambda sequence: -sequence.arrival):

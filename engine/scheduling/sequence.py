@@ -78,6 +78,8 @@ class Sequence:
     earlier: ListOf[int] = ()
     """Texts of earlier sequences, NO_DRAFT behind each, that drafts may be looked for in; none without
     a slot."""
+    keeps_to_itself: bool = False
+    """Whether nobody is to find what it has computed, as all was forgotten since it got its pages."""
     began_after: int | None = None
     """How often texts had been forgotten when it first got a slot."""
     num_drafts: int = 0
@@ -158,6 +160,11 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.max_computed_tokens = len(self.prompt_token_ids) + self.max_tokens - 1
+
+    @property
+    def can_be_found(self) -> bool:
+        """Whether others may find pages and states that it computes."""
+        return self.salt is not None and not self.keeps_to_itself
 
     @property
     def num_tokens(self) -> int:

@@ -148,6 +148,7 @@ class SequenceMemory:
             self._free(group, reversed(table[sequence.first_pages[group] :]))
         sequence.pages, sequence.first_pages, sequence.earlier = [], [], ()
         sequence.num_computed_tokens = sequence.num_paged_tokens = 0
+        sequence.keeps_to_itself = False
 
     def num_exclusive(self, sequences: Iterable[Sequence]) -> int:
         """Pages that would come free if these sequences were released."""
@@ -204,8 +205,14 @@ class SequenceMemory:
             if self._states is not None:
                 self._states.forget(sequence)
 
-    def forget_all(self) -> int:
-        """Empty the prefix cache; returns how many pages it had, those of the host included."""
+    def forget_all(self, running: Iterable[Sequence]) -> int:
+        """Empty the prefix cache; returns how many pages it had, those of the host included.
+
+        Nobody finds what running sequences have by then; they keep it.
+        """
+        for sequence in running:
+            sequence.keeps_to_itself = True
+        self.hits.forget_all()
         self.earlier.forget_all()
         if self._states is not None:
             self._states.forget_all()
@@ -312,7 +319,7 @@ class SequenceMemory:
 
     def _cache(self, sequence: Sequence, start: int, end: int) -> None:
         first, last = start // self.page_size, end // self.page_size
-        if first == last or sequence.salt is None:
+        if first == last or not sequence.can_be_found:
             return
         keys = sequence.page_keys_to(last, self.page_size)
         for group, table in enumerate(sequence.pages):

@@ -95,6 +95,11 @@ class PrefixHits:
         for key in sequence.page_keys if self._computing else ():
             self._is_computed(key, sequence)
 
+    def forget_all(self) -> None:
+        """Nobody waits for what running sequences are about to compute."""
+        self._computing.clear()
+        self._planned.clear()
+
     def may_share(self, sequence: Sequence) -> bool:
         """Not while log-probabilities of the prompt are to be computed: pages do not hold them."""
         params, prompt = sequence.params, sequence.prompt_token_ids

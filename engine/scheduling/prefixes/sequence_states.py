@@ -112,7 +112,7 @@ class SequenceStates:
     def loaded(self, sequence: Sequence) -> None:
         """What was on its way from the host has come: others may read the state that it begins
         with."""
-        if sequence.state_source in (sequence.state_slot, SINK_SLOT):
+        if sequence.state_source in (sequence.state_slot, SINK_SLOT) or not sequence.can_be_found:
             return
         key = self._key(sequence, sequence.num_computed_tokens)
         if not self._slots.is_kept(key):
@@ -122,7 +122,7 @@ class SequenceStates:
     def row_end(self, sequence: Sequence, end: int) -> int:
         """Where a row that could end at token ``end`` of its prompt ends, so that it is kept."""
         start, known = sequence.num_computed_tokens, sequence.num_prefill_tokens
-        if sequence.salt is None:
+        if not sequence.can_be_found:
             return end
         last = self._last_page_end(sequence)
         if start < sequence.branch < end:
@@ -160,7 +160,7 @@ class SequenceStates:
     def _keep(self, sequence: Sequence, tokens: int) -> None:
         """Keep the state of so many tokens, which its last row's slot has, if there is one to spare."""
         slot = sequence.state_slot
-        if sequence.salt is None or self._spare() < 1:
+        if not sequence.can_be_found or self._spare() < 1:
             return
         if tokens <= sequence.num_tokens and self._slots.is_kept(self._key(sequence, tokens)):
             return
@@ -175,7 +175,7 @@ class SequenceStates:
             return
         source, slot, tokens = sequence.state_source, sequence.state_slot, sequence.num_computed_tokens
         is_written = source == slot and not sequence.num_loading
-        if is_written and sequence.salt is not None and tokens and tokens % self._page_size == 0:
+        if is_written and sequence.can_be_found and tokens and tokens % self._page_size == 0:
             sequence.passed_states.append((tokens, slot))
         else:
             self._slots.free([slot])
@@ -227,7 +227,7 @@ class SequenceStates:
         passed = sequence.passed_states
         while passed and passed[0][0] <= sequence.num_tokens:
             tokens, slot = passed.pop(0)
-            if tokens:
+            if tokens and sequence.can_be_found:
                 self._find_from_now(sequence, tokens, slot)
             self._slots.free([slot])
 

@@ -78,6 +78,8 @@ class Life:
     num_drafts: int = 0
     received: list[int] = field(default_factory=list)
     reason: str | None = None
+    since: int = 0
+    """How often all had been forgotten when it last got a slot."""
     num_passed: int = 0
     """Times that another of its client and priority got a slot before it, though it could have started but for pages."""
 
@@ -157,10 +159,11 @@ class SchedulerHistory:
         """What became of the rows of each."""
         self._alive: dict[str, Life] = {}
         self._ended: list[Life] = []
-        self._content: dict[tuple[int, int], tuple[int, int]] = {}
-        """By page and place in it, the group and history that were written there last."""
-        self._states: dict[tuple[int, int], int] = {}
-        """By slot, and 0, the history that the state in it is made from."""
+        self._num_forgotten = 0
+        self._content: dict[tuple[int, int], tuple[int, int, int]] = {}
+        """By page and place in it, the group and history that were written there last, and since when its writer had a slot."""
+        self._states: dict[tuple[int, int], tuple[int, int]] = {}
+        """By slot, and 0, the history that the state in it is made from, and the same of its writer."""
         self._kept: dict[NextIterationPlan, dict[Sequence, int]] = {}
         """By plan and sequence, the history that kept logits are made from."""
         self._hosts = [SimulatedHost(self._content, self._page_size)]
@@ -357,8 +360,9 @@ class SchedulerHistory:
     def _forget(self) -> None:
         """The prefix cache is emptied; who runs keeps what it has."""
         if self._random.random() < 0.3:
-            self._scheduler.memory.forget_all()
+            self._scheduler.forget_all()
             self._texts.forget()
+            self._num_forgotten += 1
 
     def _update_weights(self) -> None:
         """As in oEngine, where pages stay: all steps land, and no row samples from what the former weights gave."""
@@ -412,6 +416,7 @@ class SchedulerHistory:
         for life in self._alive.values():
             if life.sequence.slot >= 0 and life.sequence not in had_slots:
                 self._texts.begin(life.sequence)
+                life.since = self._num_forgotten
         if plan is None:
             return False
         for copies in plan.copies:
@@ -576,18 +581,19 @@ class SchedulerHistory:
             for group in range(len(self._groups.windows))
         ]
         for group, sequence, row in each:
-            histories = self._alive[sequence.request_id].histories
+            life = self._alive[sequence.request_id]
             for place in range(row.start, row.start + row.count):
                 slot = self._slot(sequence, group, place)
                 assert slot not in written, f"page {slot[0]} has two writers"
                 written.add(slot)
-                self._content[slot] = group, histories[place] if place < row.start + row.kept else NOBODYS
+                history = life.histories[place] if place < row.start + row.kept else NOBODYS
+                self._content[slot] = group, history, life.since
         for group, sequence, row in each:
-            histories, window = self._alive[sequence.request_id].histories, self._groups.windows[group]
+            life, window = self._alive[sequence.request_id], self._groups.windows[group]
             for place in range(0 if window is None else max(0, row.start - window + 1), row.start + row.kept):
-                assert self._content.get(self._slot(sequence, group, place)) == (group, histories[place]), (
-                    "a page holds another's tokens"
-                )
+                its_group, history, since = self._content.get(self._slot(sequence, group, place), (group, NOBODYS, 0))
+                assert (its_group, history) == (group, life.histories[place]), "a page holds another's tokens"
+                assert since >= life.since, "a page was found that is forgotten"
 
     def _write_and_read_adapters(self, plan: NextIterationPlan) -> None:
         """Adapters are written to slots that no step in flight reads, and each row finds its own."""
@@ -607,13 +613,15 @@ class SchedulerHistory:
         assert len(set(plan.state_slots)) == rows and SINK_SLOT not in plan.state_slots, "a slot has two writers"
         for row in range(rows):
             source, start = plan.state_sources[row], plan.starts[row]
-            histories = self._alive[plan.sequences[row].request_id].histories
+            life = self._alive[plan.sequences[row].request_id]
             assert source not in plan.state_slots or source == plan.state_slots[row], "a state is read and overwritten"
-            found = self._states.get((source, 0)) if source != SINK_SLOT else None
-            assert found == (histories[start - 1] if start else None), "a state is another's, or of another time"
+            found, since = self._states.get((source, 0), (NOBODYS, 0)) if source != SINK_SLOT else (None, life.since)
+            assert found == (life.histories[start - 1] if start else None), "a state is another's, or of another time"
+            assert since >= life.since, "a state was found that is forgotten"
         for row in range(rows):
             last = plan.starts[row] + plan.counts[row] - 1
-            self._states[plan.state_slots[row], 0] = self._alive[plan.sequences[row].request_id].histories[last]
+            life = self._alive[plan.sequences[row].request_id]
+            self._states[plan.state_slots[row], 0] = life.histories[last], life.since
 
     def _slot(self, sequence: Sequence, group: int, place: int) -> tuple[int, int]:
         page = sequence.pages[group][place // self._page_size]
