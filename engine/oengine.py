@@ -4,7 +4,6 @@ What a failed step costs is in engine/failures.py.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListOf
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from caching.page_manager import HBMPageManager
 from engine.adapters.adapter import Adapter, AdapterError, AdapterStatus
 from engine.adapters.reader import AdapterReader
-from engine.device_errors import DeviceError
 from engine.failures import MAX_FAILURES_IN_A_ROW, Failures
 from engine.live.live_weights import LiveWeights
 from engine.live.residence import Residence
@@ -22,15 +20,13 @@ from engine.metrics.engine_stats import EngineStats
 from engine.metrics.histogram import Histogram
 from engine.metrics.step_log import StepLog
 from engine.request_limits import ServingLimits
-from engine.scheduling.constraints.awaited_masks import AwaitedMasks
-from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.preemption import PreemptionLog
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence, SequenceOutput
 from engine.step.compilation import StagedCompilation, num_compilations
 from engine.step.host_cache.host_link import host_link
-from engine.step.runner import PendingStep, eSurgeRunner
-from engine.step.timing.step_times import StepSeconds
+from engine.step.runner import eSurgeRunner
+from engine.step.steps_in_flight import StepsInFlight
 
 
 class oEngine:
@@ -60,16 +56,12 @@ class oEngine:
         self._run_ahead = run_ahead
         self._replaced_kernels = replaced_kernels
         self._staged = staged or StagedCompilation([], publish=lambda: None)
-        self._in_flight: deque[PendingStep] = deque()
-        self._masks = AwaitedMasks()
-        self._landed_at = 0.0
-        """When the last step landed, in seconds of ``time.monotonic``."""
-        self._seconds = StepSeconds()
         self._failures = Failures(scheduler, max_failures_in_a_row)
         self._log = StepLog()
         self._reader = None if runner.adapters is None else AdapterReader(runner.adapters)
         self._host = host_link(pages, states, scheduler.memory.host, runner.host)
         self._residence = Residence(scheduler, runner, weights)
+        self._in_flight = StepsInFlight(scheduler, runner, self._residence, self._failures, self._log, self._host)
         self._preemption_log = PreemptionLog(pages.num_total, scheduler.memory.page_size)
         self.start_counting()
 
@@ -135,7 +127,7 @@ class oEngine:
         """Wait for the steps in flight; returns their tokens. Raises as ``step`` does."""
         outputs = []
         while self._in_flight:
-            outputs += self._land()
+            outputs += self._in_flight.land()
         self._runner.gaps.rest()  # a pause is no gap
         return outputs
 
@@ -149,7 +141,7 @@ class oEngine:
         """
         assert not self._in_flight, "a step reads the weights"
         self._residence.replace_weights(staged, name, keep_cache=keep_cache)
-        self._forget_logits()
+        self._in_flight.forget_logits()
 
     def earlier(self, sequence: Sequence) -> ListOf[int]:
         """Texts of earlier sequences of its salt, NO_DRAFT behind each; on any thread."""
@@ -204,7 +196,7 @@ class oEngine:
     @property
     def has_work(self) -> bool:
         """Whether a sequence waits or runs, or a step is in flight."""
-        return bool(self._in_flight or self._scheduler.num_running or self._scheduler.num_waiting)
+        return bool(self._in_flight) or self._scheduler.has_sequences
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that is within ``limits``.
@@ -217,12 +209,12 @@ class oEngine:
             self._runner.gaps.rest()
         self._scheduler.add(sequence)
         if sequence.awaits_mask:
-            self._masks.add(sequence)
+            self._in_flight.await_mask(sequence)
 
     def finish(self, request_id: str) -> bool:
         """End a sequence now and free its pages; False if it has ended already."""
         ended = self._scheduler.finish(request_id)
-        self._forget_logits()
+        self._in_flight.forget_logits()
         self._drop_adapters()
         return ended
 
@@ -232,11 +224,11 @@ class oEngine:
         Rows whose masks have come sample before it, as it reads their tokens. Raises DeviceError if
         too many steps in a row have failed.
         """
-        outputs = self._resume()
-        if not self._sample_late():
+        outputs = self._in_flight.resume()
+        if not self._in_flight.sample_late():
             outputs += self._step()
-        while self._in_flight and self._in_flight[-1].failure is not None:
-            outputs += self._land()
+        while self._in_flight.last_has_failed:
+            outputs += self._in_flight.land()
         self._drop_adapters()
         return outputs
 
@@ -250,11 +242,11 @@ class oEngine:
         if self._scheduler.preempted:
             self._preemption_log.tell(self._scheduler.take_preempted(), self._scheduler.num_running, now)
         if plan is not None:
-            self._dispatch(plan, planning)
+            self._in_flight.dispatch(plan, planning)
         if plan is None or not plan.num_rows:
-            outputs += self._land()
-        while sum(step.is_step for step in self._in_flight) > self._run_ahead:
-            outputs += self._land()
+            outputs += self._in_flight.land()
+        while self._in_flight.num_steps > self._run_ahead:
+            outputs += self._in_flight.land()
         return outputs
 
     def check_integrity(self) -> None:
@@ -312,14 +304,6 @@ class oEngine:
             self._runner.remove_adapter(uid)
             self._scheduler.memory.earlier.forget_adapter(uid)
 
-    def _dispatch(self, plan: NextIterationPlan, planning: float) -> None:
-        """``planning`` are the seconds that it took to plan. A plan without rows is no step."""
-        _stamp(plan.admitted)
-        step = self._runner.dispatch(plan)
-        step.times.seconds["plan"] = planning
-        if plan.num_rows or step.failure is not None:
-            self._in_flight.append(step)
-
     def _finish_copies(self) -> None:
         """Wait for all copies, and place what has come though nobody waits for it any more."""
         while self._host is not None and self._host.is_copying:
@@ -327,98 +311,11 @@ class oEngine:
             self._host.land()
             plan = self._scheduler.plan(time.monotonic())
             if plan is not None:
-                self._dispatch(plan, 0.0)
+                self._in_flight.dispatch(plan, 0.0)
             while self._in_flight:
-                self._land()
-
-    def _resume(self) -> list[SequenceOutput]:
-        """Resume the sequences whose masks are ready; returns the outputs of those that end."""
-        answered = self._masks.hear(self._seconds_in_flight()) if self._masks else []
-        ended = [self._scheduler.resume(sequence) for sequence in answered]
-        return [output for output in ended if output is not None]
-
-    def _seconds_in_flight(self) -> float | None:
-        """What the steps in flight will take the device yet; None if there are none, or nobody
-        knows."""
-        plans = [step.plan for step in self._in_flight if step.is_step]
-        costs = [self._scheduler.step_costs.seconds(plan.num_tokens, plan.num_passes) for plan in plans]
-        known = [cost for cost in costs if cost is not None]
-        if not known or len(known) < len(costs):
-            return None
-        return max(0.0, self._landed_at + sum(known) - time.monotonic())
-
-    def _sample_late(self) -> bool:
-        """Let rows sample whose masks have come, after a step that kept their logits; whether that
-        fails."""
-        for plan in self._scheduler.plan_late():
-            self._in_flight.append(self._runner.sample(plan))
-            if self._in_flight[-1].failure is not None:
-                return True
-        self._forget_logits()
-        return False
-
-    def _forget_logits(self) -> None:
-        """Free logits from which no row will sample."""
-        for plan in self._scheduler.take_done():
-            self._runner.forget_logits(plan)
-
-    def _land(self) -> list[SequenceOutput]:
-        """Collect the oldest step, and the tokens that rows have sampled late right after it."""
-        outputs = self._land_first()
-        while self._in_flight and not self._in_flight[0].is_step:
-            outputs += self._land_first()
-        return outputs
-
-    def _land_first(self) -> list[SequenceOutput]:
-        if not self._in_flight:
-            if self._host is not None and self._host.is_loading:
-                self._host.wait()
-            elif self.has_work:
-                assert self._masks, "work is left, but nothing can be planned and nothing will land"
-                self._masks.wait()
-            return []
-        step = self._in_flight.popleft()
-        awaited = step.plan
-        try:
-            result = self._runner.collect(step)
-            for later in self._steps_to_read(step.plan):
-                awaited = later.plan
-                self._runner.read_guesses(later)
-        except DeviceError as failure:
-            return self._recover(awaited, failure)
-        seconds = self._seconds.landed(step.times) if step.is_step else None
-        self._landed_at = time.monotonic()
-        if seconds is not None and self._host is not None:
-            self._host.learn(step.plan, seconds)
-        outputs = self._failures.end_rows(step.plan, result) + self._scheduler.update(step.plan, result, seconds)
-        for sequence in map(step.plan.sequences.__getitem__, step.plan.constrained):
-            if sequence.awaits_mask:
-                self._masks.add(sequence)
-        if step.is_step:
-            self._log.landed(step.plan, step.times)
-        self._log.generated(outputs)
-        return outputs
-
-    def _steps_to_read(self, plan: NextIterationPlan) -> list[PendingStep]:
-        """Steps in flight whose drafts have to be known before this plan lands."""
-        plans = self._scheduler.plans_to_read(plan)
-        return [step for step in self._in_flight if step.plan in plans and step.failure is None]
-
-    def _recover(self, plan: NextIterationPlan, failure: DeviceError) -> list[SequenceOutput]:
-        """End the sequences of a failed step and recompute all other running ones."""
-        outputs = self._failures.end_step(plan, failure)
-        self._in_flight.clear()
-        self._residence.forget_cache()
-        return outputs
+                self._in_flight.land()
 
     def forget_cache(self) -> None:
         """Forget all that was computed: running sequences compute it again, and no prefix is
         found. No step may be in flight."""
         self._residence.forget_cache()
-
-
-def _stamp(admitted: list[Sequence]) -> None:
-    """Record when sequences were first admitted; preemption does not change that."""
-    for sequence in admitted:
-        if sequence.scheduled_at is None:
-            sequence.scheduled_at = time.monotonic()

@@ -156,6 +156,11 @@ class InferenceScheduler:
         return [sequence.request_id for sequence in (*self._running, *self._waiting)]
 
     @property
+    def has_sequences(self) -> bool:
+        """Whether any waits or runs."""
+        return bool(self._running or self._waiting)
+
+    @property
     def num_waiting(self) -> int:
         """Sequences without a slot."""
         return len(self._waiting)
