@@ -81,8 +81,8 @@ class Preempter:
         if self._running.highest_priority - priority >= self._threshold:
             return self._running.least_important(), Cause.PRIORITY
         if self._fair and not sequence.has_begun:
-            victim = self._running.over_its_share(sequence.client)
-            if victim is not None and victim.params.priority >= priority:
+            victim = next(self._running.over_their_share(sequence.client, priority), None)
+            if victim is not None:
                 return victim, Cause.FAIRNESS
         return None
 
@@ -91,7 +91,7 @@ class Preempter:
         priority = sequence.params.priority
         found = [one for one in self._running if one.params.priority - priority >= self._threshold]
         if self._fair and not sequence.has_begun:
-            found += self._running.all_over_their_share(sequence.client, found, priority)
+            found += self._running.over_their_share(sequence.client, priority, list(found))
         return found
 
     def preempt(self, sequence: Sequence, cause: Cause, *, before_all: bool = True) -> None:

@@ -149,36 +149,23 @@ class RunningSequences:
         """The first to be preempted."""
         return max(self, key=_importance)
 
-    def over_its_share(self, client: str) -> Sequence | None:
-        """The sequence that yields to a client that runs nothing: the least important of the
-        client that runs most, or None if that one runs no more than an equal share."""
-        if client in self._by_client or not self._by_client:
-            return None
-        largest, count = self._by_client.most_common(1)[0]
-        if count <= max(1, len(self) // (len(self._by_client) + 1)):
-            return None
-        return max((sequence for sequence in self if sequence.client == largest), key=_importance)
-
-    def all_over_their_share(self, client: str, gone: ListOf[Sequence], priority: int) -> list[Sequence]:
-        """The sequences that ``over_its_share`` would name one after the other, of this priority or less important, if
-        those named before, and those ``gone``, ran no more."""
-        excluded = set(gone)
-        by_client: dict[str, list[Sequence]] = {name: [] for name in self._by_client}  # of equals the same one is first
-        for sequence in sorted(self, key=_importance):
-            if sequence not in excluded:
-                by_client[sequence.client].append(sequence)
-        left = {name: sequences for name, sequences in by_client.items() if sequences}
-        if client in left:
-            return []
-        found: list[Sequence] = []
-        total = sum(map(len, left.values()))
-        while left:
-            largest = max(left.values(), key=len)
-            if len(largest) <= max(1, total // (len(left) + 1)) or largest[-1].params.priority < priority:
-                break
-            found.append(largest.pop())
-            total -= 1
-        return found
+    def over_their_share(self, client: str, priority: int, gone: ListOf[Sequence] = ()) -> Iterator[Sequence]:
+        """The sequences that yield to a client that runs nothing, one after the other, as if those before and those
+        ``gone`` ran no more: the least important of the client that runs most, as long as that runs more than an equal
+        share, and the sequence is of this priority or less important."""
+        counts, own, excluded = Counter(self._by_client), dict[str, list[Sequence]](), set(gone)
+        for sequence in gone:
+            _take_one(counts, sequence.client)
+        while counts and client not in counts:
+            largest, count = counts.most_common(1)[0]
+            if count <= max(1, counts.total() // (len(counts) + 1)):
+                return
+            if largest not in own:
+                own[largest] = sorted((s for s in self if s.client == largest and s not in excluded), key=_importance)
+            if own[largest][-1].params.priority < priority:
+                return
+            yield own[largest].pop()
+            _take_one(counts, largest)
 
     def check_integrity(self) -> None:
         """Assert that slots are free or owned once, and that the counts are right."""
