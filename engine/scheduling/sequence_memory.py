@@ -1,15 +1,13 @@
 """The pages of sequences: prefix hits, pages for tokens to come, and what is cached."""
 
-from collections import Counter
 from collections.abc import Iterable
-from itertools import chain
 
 from caching.cache_groups import CacheGroups
-from caching.metadata import pages_for
-from caching.page_manager import SINK_PAGE, Found, HBMPageManager
+from caching.page_manager import Found, HBMPageManager
 from caching.prefix_cache import in_group
 from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.host_cache.host_pages import HostPages
+from engine.scheduling.page_tables import PageTables
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.prefixes.earlier_texts import EarlierTexts
 from engine.scheduling.prefixes.prefix_hits import PrefixHits, keys_in_group
@@ -25,10 +23,8 @@ class SequenceMemory:
     before it reads. The last known token of a sequence is never a prefix hit, as a step samples
     from it. A sequence without a salt shares no pages, and its tokens are not hashed.
 
-    A sequence has a page table for each of the ``groups``. In those with a window, its pages return
-    as soon as no token that is still to be computed sees them, and a prefix hit needs the last
-    window alone. A prompt that was admitted never waits for pages there either: a page that others
-    share takes one of the pool for each of its owners, as each will want another in its place.
+    A sequence has a page table for each of the ``groups`` (``page_tables``). In those with a
+    window, a prefix hit needs the last window alone.
 
     In a model with recurrent layers a prefix hit also ends where one of the ``states`` is kept.
     Beside pages sequences share the texts of ``earlier`` ones, for drafts.
@@ -50,12 +46,9 @@ class SequenceMemory:
         """The second tier of the prefix cache, if there is one."""
         self.page_size = groups.page_size
         """Tokens in a page."""
-        self._num_groups, self._full, self._windowed = len(groups.windows), groups.full, groups.windowed
+        self._num_groups = len(groups.windows)
         self._pages = pages
-        self._owed = 0
-        """Owners of the pages of windows beyond the first of each: pages that they may yet take."""
-        self._prefilled: list[Sequence] = []
-        """Those that have planned their last chunk since the last plan."""
+        self._tables = PageTables(pages, groups, self.host)
         self.hits = PrefixHits(pages, groups, states)
         """What of waiting sequences the device has."""
 
@@ -84,7 +77,7 @@ class SequenceMemory:
 
     def fits(self, sequence: Sequence, found: Found, spare: int) -> bool:
         """Whether the sequence can be admitted with ``spare`` pages left free or cached."""
-        return self._pages.can_alloc(self.needed(sequence, found) + spare + self._owed)
+        return self._tables.can_alloc(self.needed(sequence, found) + spare)
 
     def begin(self, sequence: Sequence, found: Found, spare: int) -> bool:
         """Give it pages for all known tokens; False if that leaves fewer than ``spare``.
@@ -101,7 +94,7 @@ class SequenceMemory:
             held, copied = self.host.hit(sequence.page_keys, held, self.hits.keys(sequence)[1])
         if sequence.scheduled_at is None:
             sequence.num_host_tokens = (held - exact.held) * self.page_size
-        self._take(sequence, held, copied)
+        self._tables.begin(sequence, held, copied)
         if self._states is not None:
             self._begin_states(self._states, sequence, held)
         self.hits.begin(sequence, exact.held)
@@ -110,14 +103,7 @@ class SequenceMemory:
 
     def grow(self, sequence: Sequence) -> bool:
         """Give it pages for one more page of tokens; False if too few are free or cached."""
-        if self._windowed:
-            self._let_go(sequence)
-        if not self._pages.can_alloc(self._num_groups + self._owed):
-            return False
-        for table in sequence.pages:
-            table += self._pages.alloc(1)
-        sequence.num_paged_tokens += self.page_size
-        return True
+        return self._tables.grow(sequence)
 
     def row_end(self, sequence: Sequence, end: int) -> int:
         """Where a row of its prompt's tokens ends that could end at token ``end``."""
@@ -125,10 +111,7 @@ class SequenceMemory:
 
     def computed(self, sequence: Sequence, start: int, end: int) -> None:
         """Known tokens from start to end are planned: cache the pages that they fill."""
-        if self._windowed:
-            self._advance(sequence)
-            if end == sequence.num_prefill_tokens:
-                self._prefilled.append(sequence)
+        self._tables.computed(sequence, end)
         self._cache(sequence, start, end)
 
     def release(self, sequence: Sequence) -> None:
@@ -144,26 +127,18 @@ class SequenceMemory:
             self._states.release(sequence)
         if self.host is not None and sequence.num_loading:
             self.host.cancel(sequence)
-        for group, table in enumerate(sequence.pages):
-            self._free(group, reversed(table[sequence.first_pages[group] :]))
-        sequence.pages, sequence.first_pages, sequence.earlier = [], [], ()
+        self._tables.release(sequence)
+        sequence.earlier = ()
         sequence.num_computed_tokens = sequence.num_paged_tokens = 0
         sequence.keeps_to_itself = False
 
     def num_exclusive(self, sequences: Iterable[Sequence]) -> int:
         """Pages that would come free if these sequences were released."""
-        sequences = list(sequences)
-        windows = sum(
-            len(sequence.pages[group]) - sequence.first_pages[group]
-            for sequence in sequences
-            for group in self._windowed
-        )
-        full = (sequence.pages[group] for sequence in sequences for group in self._full)
-        return windows + self._pages.num_exclusive(chain.from_iterable(full))
+        return self._tables.num_exclusive(sequences)
 
     def growth(self, sequence: Sequence, num_tokens: int) -> int:
         """Tokens, in each group counted anew, for which it needs pages if it generates so many."""
-        if not self._windowed:
+        if not self.groups.windowed:
             return self._num_groups * num_tokens
         return self.groups.growth(sequence.num_tokens, num_tokens)
 
@@ -174,9 +149,7 @@ class SequenceMemory:
         ``now`` is the time in seconds, from which the prefix cache computes how old its pages are.
         """
         self._pages.now = now
-        for sequence in self._prefilled:
-            self._let_go(sequence)
-        self._prefilled.clear()
+        self._tables.begin_plan()
         if self._states is not None:
             self._states.begin_plan(now)
         if self.host is not None:
@@ -233,89 +206,10 @@ class SequenceMemory:
         self.earlier.check_integrity()
         if self.host is not None:
             self.host.check_integrity(running)
-        owned: list[int] = []
-        in_windows: Counter[int] = Counter()
-        for sequence in running:
-            for group, (table, first) in enumerate(zip(sequence.pages, sequence.first_pages, strict=True)):
-                assert set(table[:first]) <= {SINK_PAGE}, "a page behind a window is still in the table"
-                owned += table[first:]
-                if self.groups.windows[group] is not None:
-                    in_windows.update(table[first:])
-        self._pages.check_integrity(owned)
+        self._tables.check_integrity(running)
         if self._states is not None:
             self._states.check_integrity(running)
-        owed = in_windows.total() - len(in_windows)
-        assert self._owed == owed, f"{self._owed} pages are owed, and {owed} are shared"
-        assert self._pages.can_alloc(self._owed), "pages were promised that are not there"
         self.hits.check_integrity(running)
-
-    def _take(self, sequence: Sequence, held: int, copied: list[tuple[int, int]]) -> None:
-        """Share a prefix hit of ``held`` pages, and allocate for what is behind it.
-
-        The pages ``copied``, each a group and a number, are the host's: they come from there.
-        """
-        num_pages, start = pages_for(sequence.num_tokens, self.page_size), held * self.page_size
-        spans = [self.groups.span(group, start, num_pages) for group in range(self._num_groups)]
-        for group, (first, _) in enumerate(spans):
-            absent = {page for its_group, page in copied if its_group == group}
-            there = [page for page in range(first, held) if page not in absent]
-            table = [SINK_PAGE] * max(first, held)
-            for page, shared in zip(
-                there, self._share([sequence.page_keys[page] for page in there], group), strict=True
-            ):
-                table[page] = shared
-            sequence.pages.append(table)
-            sequence.first_pages.append(first)
-        if self.host is not None and copied:
-            self._load(sequence, copied)
-        for table, (_, past) in zip(sequence.pages, spans, strict=True):
-            table += self._pages.alloc(past - len(table))
-        sequence.num_computed_tokens = start
-        sequence.num_paged_tokens = num_pages * self.page_size
-
-    def _load(self, sequence: Sequence, copied: list[tuple[int, int]]) -> None:
-        """Copy these groups and numbers of pages from the host, to pages that it is given."""
-        assert self.host is not None
-        slots = self.host.pin(sequence.page_keys, copied)  # first: what is evicted now may take a slot
-        pages = self._pages.alloc(len(copied))
-        for (group, page), allocated in zip(copied, pages, strict=True):
-            sequence.pages[group][page] = allocated
-        self.host.begin(sequence, slots, pages)
-
-    def _advance(self, sequence: Sequence) -> None:
-        """Move the windows of a prompt on to its next chunk."""
-        self._let_go(sequence)
-        num_pages = sequence.num_paged_tokens // self.page_size
-        for group in self._windowed:
-            _, past = self.groups.span(group, sequence.num_computed_tokens, num_pages)
-            table = sequence.pages[group]
-            if past > len(table):
-                table += self._pages.alloc(past - len(table))
-
-    def _let_go(self, sequence: Sequence) -> None:
-        """Free what no token sees that is still to be computed, or computed again after a hit."""
-        known = min(sequence.num_computed_tokens, sequence.num_tokens)
-        start = max(known, sequence.num_computed_tokens - self.groups.step_tokens + 1) // self.page_size
-        for group in self._windowed if sequence.pages else ():
-            before, first = sequence.first_pages[group], start - self.groups.behind[group]
-            if first > before:
-                table = sequence.pages[group]
-                self._free(group, table[before:first])
-                table[before:first] = [SINK_PAGE] * (first - before)
-                sequence.first_pages[group] = first
-
-    def _share(self, keys: list[bytes], group: int) -> list[int]:
-        pages = self._pages.find(keys_in_group(keys, group))
-        assert len(pages) == len(keys), "a page of a prefix hit is gone"
-        owned = self._pages.share(pages)
-        if group in self._windowed:
-            self._owed += owned
-        return pages
-
-    def _free(self, group: int, pages: Iterable[int]) -> None:
-        owned = self._pages.free(pages)
-        if group in self._windowed:
-            self._owed -= owned
 
     def _cache(self, sequence: Sequence, start: int, end: int) -> None:
         first, last = start // self.page_size, end // self.page_size
