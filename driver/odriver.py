@@ -164,7 +164,7 @@ class oDriver:
         post = self._execution.inbox.put
         self.adapters = AdapterRegistry(max_cpu_loras, model_names, lambda uid: post(RemoveAdapter(uid)))
         """Those that requests can name."""
-        self._loader = AdapterLoader(engine.read_adapter, self.adapters, post, adapter_root)
+        self._loader = AdapterLoader(engine.read_adapter, engine.send_adapter, self.adapters, post, adapter_root)
         self._add_adapter = engine.add_adapter
         self._open_requests = OpenRequests(self._tell_observers, self._release)
         self._grammar_compiler = GrammarCompiler(tokenizer, self.limits)

@@ -162,13 +162,20 @@ class oEngine:
         self._residence.wake(weights=weights, pages=pages)
 
     def read_adapter(self, directory: str) -> Adapter:
-        """The adapter in a local directory or one of a bucket (``gs://``), for ``add_adapter``.
+        """The adapter in a local directory or one of a bucket (``gs://``), for ``send_adapter``.
 
         On any thread: it touches nothing of the engine. Raises AdapterError if it cannot be served.
         """
         if self._reader is None:
             raise AdapterError("this engine serves no adapters: set enable_lora")
         return self._reader.read(directory)
+
+    def send_adapter(self, adapter: Adapter) -> None:
+        """Bring an adapter to the engine's other hosts, for ``add_adapter``, which then must follow.
+
+        On any thread: no step waits for its bytes. Raises HostsError if a host has gone.
+        """
+        self._runner.send_adapter(adapter)
 
     def add_adapter(self, adapter: Adapter) -> None:
         """Serve sequences whose ``adapter_id`` is the adapter's ``uid``."""

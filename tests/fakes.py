@@ -110,6 +110,9 @@ class FakeEngine:
             raise AdapterError("it is bad")
         return Adapter(next(self._uids), directory, 1, (np.zeros(1, np.int8),))
 
+    def send_adapter(self, adapter: Adapter) -> None:
+        """There are no other hosts."""
+
     def add_adapter(self, adapter: Adapter) -> None:
         self.adapters[adapter.uid] = adapter
 

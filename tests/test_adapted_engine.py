@@ -69,6 +69,7 @@ def load_all(engine, compiled):
 def add(engine, directory):
     """The uid of an adapter that is read from a directory."""
     adapter = engine.read_adapter(str(directory))
+    engine.send_adapter(adapter)
     engine.add_adapter(adapter)
     return adapter.uid
 
@@ -185,8 +186,12 @@ def test_a_request_whose_adapter_was_never_loaded_is_refused(compiled):
 def test_another_process_gets_the_same_tokens_from_the_commands_alone(compiled):
     """It has no files: adapters come to it as they are written to slots, and go when nobody has them any more."""
     frames = []
-    runner = eSurgeRunner(compiled.manager, 0, OtherProcesses(lambda command: frames.append(encode(command))))
-    engine, follower = compiled.engine(runner=runner), StepExecutor(compiled.manager, 0)
+    follower = StepExecutor(compiled.manager, 0)
+    others = OtherProcesses(
+        lambda command: frames.append(encode(command)),
+        send_adapter=lambda adapter: follower.add_adapter(adapter.uid, adapter.arrays),
+    )
+    engine = compiled.engine(runner=eSurgeRunner(compiled.manager, 0, others))
     uids = load_all(engine, compiled)
     for number, case in enumerate(compiled.cases[::3]):
         engine.add(request(str(number), case, uids[case["adapter"]]))

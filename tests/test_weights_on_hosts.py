@@ -142,6 +142,10 @@ class Weights:
 
     def __init__(self) -> None:
         self.read: dict[str, Any] = {}
+        self.adapters: dict[int, Any] = {}
+
+    def add_adapter(self, uid: int, arrays: Any) -> None:
+        self.adapters[uid] = arrays
 
     def stage_weights(self, number: int, tensors: Any, again: Any = None) -> StagedWeights:
         for name in tensors.names:

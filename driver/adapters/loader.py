@@ -24,19 +24,21 @@ MAX_COMMANDS = 64
 class AdapterLoader:
     """Does one command after another, in the order in which they came.
 
-    ``read`` reads a directory, on any thread, and raises AdapterError. ``post`` puts an AddAdapter
-    into the inbox of the execution thread. Only what is below ``root`` is read; without one
+    ``read`` reads a directory, on any thread, and raises AdapterError; ``send`` brings what was read
+    to other hosts. ``post`` puts an AddAdapter into the inbox of the execution thread. Only what is below ``root`` is read; without one
     nothing is loaded after the start.
     """
 
     def __init__(
         self,
         read: Callable[[str], Adapter],
+        send: Callable[[Adapter], None],
         registry: AdapterRegistry,
         post: Callable[[AddAdapter], None],
         root: Root | None,
     ) -> None:
         self._read = read
+        self._send = send
         self._registry = registry
         self._post = post
         self._root = root
@@ -57,6 +59,7 @@ class AdapterLoader:
                 self._registry.check_name(name)
                 self._registry.make_room(name)
                 adapter = self._read(path if self._root is None else self._root.find(path))
+                self._send(adapter)
                 add(adapter)
             except (DriverError, AdapterError, OutsideRoot, ConfigurationError) as error:
                 raise ConfigurationError(f"lora_modules: {name}: {error}") from error
@@ -103,6 +106,7 @@ class AdapterLoader:
         except (AdapterError, OutsideRoot, ConfigurationError) as error:
             raise InvalidRequest(f"the adapter {name} cannot be served: {error}") from error
         evicted = self._registry.make_room(name)
+        self._send(adapter)
         self._post(AddAdapter(adapter, self._answers.put))
         refusal = self._answers.get()
         if refusal is not None:

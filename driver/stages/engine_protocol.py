@@ -28,6 +28,9 @@ class Engine(Protocol):
         """Reads an adapter, from a directory or a bucket's; any thread may. Raises
         AdapterError."""
 
+    def send_adapter(self, adapter: Adapter) -> None:
+        """Brings an adapter to other hosts; any thread may, before ``add_adapter``."""
+
     def add_adapter(self, adapter: Adapter) -> None:
         """Serves it to sequences with its ``uid``; raises AdapterError."""
 

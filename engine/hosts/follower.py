@@ -7,7 +7,6 @@ import numpy as np
 
 from engine.errors import HostsError
 from engine.step.commands import (
-    AddAdapter,
     AllocateCache,
     Command,
     DiscardWeights,
@@ -45,8 +44,6 @@ def execute_commands(executor: StepExecutor, hear: Callable[[], Command]) -> Non
             case MakeCopies():
                 executor.copy(command)
                 executor.drop_landed_copies()
-            case AddAdapter():
-                executor.add_adapter(command.uid, tuple(command.arrays))
             case RemoveAdapter():
                 executor.remove_adapter(command.uid)
             case WriteAdapter():

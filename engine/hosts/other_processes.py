@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.adapters.adapter import Adapter
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import WeightSource
 from engine.models.weights.sources.tensor_source import TensorSource
 from engine.step.commands import Command
 
+SendAdapter = Callable[[Adapter], None]
 StageHere = Callable[[], StagedWeights]
 StageEverywhere = Callable[[int, WeightSource, TensorSource, StageHere], StagedWeights]
 
@@ -15,6 +17,11 @@ StageEverywhere = Callable[[int, WeightSource, TensorSource, StageHere], StagedW
 def tell_nobody(command: Command) -> None:
     """For an engine in a single process."""
     del command
+
+
+def send_to_nobody(adapter: Adapter) -> None:
+    """For an engine in a single process."""
+    del adapter
 
 
 def stage_here_alone(number: int, source: WeightSource, tensors: TensorSource, stage_here: StageHere) -> StagedWeights:
@@ -32,6 +39,8 @@ class OtherProcesses:
     stage: StageEverywhere = stage_here_alone
     """Has all of them stage new weights under a number, and calls the last argument, which stages
     them here, meanwhile. Raises ConfigurationError, and then nobody has them staged."""
+    send_adapter: SendAdapter = send_to_nobody
+    """Has all of them keep an adapter in host memory; on any thread."""
 
 
 ALONE = OtherProcesses()

@@ -21,6 +21,7 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 import jax
 import numpy as np
 
+from engine.adapters.adapter import Adapter
 from engine.device_errors import acquire_devices
 from engine.errors import ConfigurationError, HostsError
 from engine.hosts.hosts import Hosts
@@ -54,8 +55,8 @@ FAULT = 1
 
 
 class Leader:
-    """Process 0's connections. Any thread may ``tell`` and ``stage``; a thread of its own runs the
-    callbacks."""
+    """Process 0's connections. Any thread may ``tell``, ``stage`` and ``send_adapter``; a thread of
+    its own runs the callbacks."""
 
     def __init__(
         self,
@@ -100,6 +101,13 @@ class Leader:
                 self.tell(DiscardWeights(number))
                 raise
             return staged
+
+    def send_adapter(self, adapter: Adapter) -> None:
+        """As OtherProcesses has it. Raises HostsError if a process has gone."""
+        with self._staging, ThreadPoolExecutor(len(self._remote), "send adapter") as pool:
+            sent = [pool.submit(remote.send_adapter, adapter.uid, adapter.arrays) for remote in self._remote.values()]
+            for each in sent:
+                each.result()
 
     def leave(self, code: int, why: str) -> None:
         """End the other processes with this exit code, and wait briefly for them."""

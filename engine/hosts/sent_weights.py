@@ -1,4 +1,4 @@
-"""What a process other than process 0 does to stage new weights (remote_weights.py)."""
+"""What a process other than process 0 does to stage new weights and adapters (remote_weights.py)."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -6,12 +6,22 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - numpy knows its dtypes by their names then
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
-from engine.hosts.remote_weights import Reading, ReadTensor, Staged, StageFiles, StageTensors, send
+from engine.hosts.remote_weights import (
+    Reading,
+    ReadTensor,
+    Staged,
+    StageFiles,
+    StageTensors,
+    TakeAdapter,
+    pieces_of,
+    send,
+)
 from engine.live.weight_source import StartWeights, WeightFiles
 from engine.models.weights.sources.tensor_source import TensorInfo, read_dtype
 from engine.step.executor import StepExecutor
@@ -24,7 +34,11 @@ def stage_as_told(executor: StepExecutor, connection: Connection) -> None:
     while True:
         try:
             order = _orders.decode(connection.recv_bytes())
-            answer = _staged(executor, order, connection)
+            if isinstance(order, TakeAdapter):
+                executor.add_adapter(order.number, _received(order, connection))
+                answer = Staged(order.number, "", 0)
+            else:
+                answer = _staged(executor, order, connection)
             send(connection, answer)
         except (EOFError, OSError, _Gone):
             return
@@ -55,6 +69,14 @@ def _stage(executor: StepExecutor, order: StageFiles | StageTensors, connection:
         return executor.stage_weights(order.number, tensors, source).fingerprint
 
 
+def _received(order: TakeAdapter, connection: Connection) -> tuple[NDArray[Any], ...]:
+    arrays = tuple(np.empty(shape, np.dtype(name)) for name, shape in order.arrays)
+    for array in arrays:
+        for piece in pieces_of(array):
+            connection.recv_bytes_into(piece)
+    return arrays
+
+
 class _Gone(Exception):
     """Process 0 has gone."""
 
@@ -81,13 +103,11 @@ class _SentTensors:
         info = self.tensors[name]
         bounds = [at.indices(size)[:2] for at, size in zip(index, info.shape, strict=True)]
         part = np.empty([stop - start for start, stop in bounds], info.dtype)
-        content = part.reshape(-1).view(np.uint8)
         try:
             send(self.connection, ReadTensor(name, bounds))
             refusal = _readings.decode(self.connection.recv_bytes()).refusal
-            received = content.size if refusal else 0
-            while received < content.size:
-                received += self.connection.recv_bytes_into(content[received:].data)
+            for piece in pieces_of(part) if not refusal else ():
+                self.connection.recv_bytes_into(piece)
         except (EOFError, OSError) as error:
             raise _Gone from error
         if refusal:
@@ -95,5 +115,7 @@ class _SentTensors:
         return part
 
 
-_orders: msgspec.msgpack.Decoder[StageFiles | StageTensors] = msgspec.msgpack.Decoder(StageFiles | StageTensors)
+_orders: msgspec.msgpack.Decoder[StageFiles | StageTensors | TakeAdapter] = msgspec.msgpack.Decoder(
+    StageFiles | StageTensors | TakeAdapter
+)
 _readings = msgspec.msgpack.Decoder(Reading)

@@ -4,7 +4,6 @@ import math
 import struct
 from typing import Any
 
-import ml_dtypes
 import msgspec
 import numpy as np
 
@@ -92,14 +91,6 @@ class MakeCopies(msgspec.Struct, frozen=True, tag="make copies"):
     of_states: bool
 
 
-class AddAdapter(msgspec.Struct, frozen=True, tag="add adapter"):
-    """``StepExecutor.add_adapter``."""
-
-    uid: int
-    arrays: list[Any]
-    """As Adapter has them."""
-
-
 class RemoveAdapter(msgspec.Struct, frozen=True, tag="remove adapter"):
     """``StepExecutor.remove_adapter``."""
 
@@ -160,7 +151,6 @@ Command = (
     | SampleKept
     | ForgetLogits
     | MakeCopies
-    | AddAdapter
     | RemoveAdapter
     | WriteAdapter
     | Landed
@@ -198,7 +188,7 @@ class AskToStop(msgspec.Struct, frozen=True, tag="ask to stop"):
 
 Answer = Joined | Left | AskToStop
 
-_DTYPES = (np.dtype(np.int32), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
+_DTYPES = (np.dtype(np.int32), np.dtype(np.float32))
 
 
 def encode(message: Command | Answer) -> bytes:

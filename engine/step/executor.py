@@ -130,7 +130,7 @@ class StepExecutor:
         self.host.take_landed()
 
     def add_adapter(self, uid: int, arrays: tuple[NDArray[Any], ...]) -> None:
-        """Keep an adapter in host memory."""
+        """Keep an adapter in host memory; on any thread, before any step has it."""
         self._adapters[uid] = arrays
 
     def remove_adapter(self, uid: int) -> None:

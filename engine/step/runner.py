@@ -23,7 +23,6 @@ from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.sequence import TokenLogprobs
 from engine.speculation.verification import NOT_TEXT, OF_EARLIER
 from engine.step.commands import (
-    AddAdapter,
     AllocateCache,
     DiscardWeights,
     DropCache,
@@ -80,7 +79,7 @@ class eSurgeRunner:
     ) -> None:
         self.gaps = StepGaps()
         self._manager = manager
-        self._stage_everywhere, self._tell = others.stage, others.tell
+        self._stage_everywhere, self._tell, self._send_adapter = others.stage, others.tell, others.send_adapter
         self._staging_numbers = itertools.count()
         self._executor = StepExecutor(manager, seed, weights)
         self._io = ModelIOProcessor(
@@ -139,9 +138,12 @@ class eSurgeRunner:
         """The slots of adapters, if there are such."""
         return self._manager.adapters
 
+    def send_adapter(self, adapter: Adapter) -> None:
+        """Have the other processes keep an adapter in host memory, on any thread."""
+        self._send_adapter(adapter)
+
     def add_adapter(self, adapter: Adapter) -> None:
-        """Keep an adapter in host memory, in every process."""
-        self._tell(AddAdapter(adapter.uid, list(adapter.arrays)))
+        """Keep an adapter in host memory, where the other processes have it (``send_adapter``)."""
         self._executor.add_adapter(adapter.uid, adapter.arrays)
 
     def remove_adapter(self, uid: int) -> None:

@@ -125,7 +125,7 @@ def load(
         report(Progress("waiting for the other hosts", 0, config.hosts.num_processes - 1, "processes"))
         leader = lead(config.hosts, facts_alike(config), on_failure, ask_to_stop)
     with nullcontext() if leader is None else _left_by(leader):
-        others = ALONE if leader is None else OtherProcesses(leader.tell, leader.stage)
+        others = ALONE if leader is None else OtherProcesses(leader.tell, leader.stage, leader.send_adapter)
         engine = build_engine(config, report_unless_in_vain, others, keep_executables=True)
         loaded = _driven(config, model, engine, tokenizer.result(), root, on_failure)
     return loaded if leader is None else replace(loaded, leave=leader.leave)
