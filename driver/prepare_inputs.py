@@ -138,7 +138,10 @@ class PrepareInputs:
         prompt = sequences[0].prompt_token_ids
         prompt_tail = prompt[-PROMPT_TAIL:]
         complete = {output.request_id for output in outputs if output.finish_reason is not None}
-        resumed = read_again(outputs, params, prompt_tail, self._tokenizer)
+        resumed = read_again(outputs, params, prompt_tail, self._tokenizer, lambda: request.aborted)
+        if resumed is None:
+            self._open_requests.close(request, _aborted(request.request_id))
+            return
         admit = Admit(
             [sequence for sequence in sequences if sequence.request_id not in complete],
             Opened(request, sequences, prompt_tail, len(prompt), params, resumed),

@@ -1,12 +1,18 @@
 """Resuming outputs of an earlier request that was interrupted."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from driver.errors import InvalidRequest
 from driver.text.sample_text import SampleText
 from driver.text.tokenizer import HuggingFaceTokenizer
+from engine.request_limits import MAX_RESUMED_TOKENS
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence, SequenceOutput
+
+READ_AT_ONCE = 4096
+"""Tokens that are read before the next look whether the request was aborted: a tenth of a second."""
 
 
 class Resumed(msgspec.Struct, frozen=True):
@@ -18,15 +24,41 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 def read_again(
-    outputs: list[SequenceOutput], params: SamplingParams, prompt_tail: list[int], tokenizer: HuggingFaceTokenizer
-) -> list[Resumed]:
-    """Reads the outputs that are not empty as text; they may have a million tokens."""
+    outputs: list[SequenceOutput],
+    params: SamplingParams,
+    prompt_tail: list[int],
+    tokenizer: HuggingFaceTokenizer,
+    aborted: Callable[[], bool],
+) -> list[Resumed] | None:
+    """Reads the outputs that are not empty as text; None once the request is aborted.
+
+    They may have half a million tokens, which take half a minute. A timeout of the request waits
+    for that: it ends all samples, and they are known when they have been read.
+    """
     resumed = []
     for output in outputs:
         if output.token_ids:
             text = SampleText(params, prompt_tail, tokenizer)
-            resumed.append(Resumed(output, text, text.read(output)))
+            read = _read(output, text, aborted)
+            if read is None:
+                return None
+            resumed.append(Resumed(output, text, read))
     return resumed
+
+
+def _read(output: SequenceOutput, text: SampleText, aborted: Callable[[], bool]) -> tuple[str, int, str | None] | None:
+    """As ``text.read(output)``, a part after the other."""
+    pieces, num_read = [], 0
+    while not aborted():
+        part = output.token_ids[num_read : num_read + READ_AT_ONCE]
+        is_last = num_read + len(part) == len(output.token_ids)
+        reason = output.finish_reason if is_last else None
+        piece, count, reason = text.read(SequenceOutput(output.request_id, part, reason))
+        pieces.append(piece)
+        num_read += count
+        if is_last or reason is not None:
+            return "".join(pieces), num_read, reason
+    return None
 
 
 def resume(sequences: list[Sequence], resume_token_ids: list[list[int]]) -> list[SequenceOutput]:
@@ -35,6 +67,11 @@ def resume(sequences: list[Sequence], resume_token_ids: list[list[int]]) -> list
 
     The token ids are in the vocabulary. Raises InvalidRequest where they cannot begin an output.
     """
+    num_tokens = sum(map(len, resume_token_ids))
+    if num_tokens > MAX_RESUMED_TOKENS:
+        raise InvalidRequest(
+            f"resume_token_ids have {num_tokens} tokens, and may have {MAX_RESUMED_TOKENS}, all samples together"
+        )
     if resume_token_ids and len(resume_token_ids) != len(sequences):
         raise InvalidRequest(
             f"resume_token_ids must have a list for each of the {len(sequences)} samples (n), not {len(resume_token_ids)}"

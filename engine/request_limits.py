@@ -42,6 +42,9 @@ MAX_PROMPTS = 1024
 """Completions in one HTTP body: its prompts times ``n``."""
 
 MAX_N = 64
+MAX_RESUMED_TOKENS = 2**19
+"""Token ids of an earlier output, of all samples together: they are read as text again, in half a
+minute at most."""
 MAX_SEED = 2**32 - 1
 MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT = 86400.0

@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Iterator
+from collections.abc import Sequence as ListOf
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from fake_driver import PATIENCE
 from fakes import EOS, VOCAB_SIZE, FakeTokenizer
 
+import driver.resumption
 from caching.prefix_cache import page_keys
 from driver.errors import Overloaded
 from driver.open_requests import OpenRequest, OpenRequests
@@ -83,6 +85,20 @@ class Stage:
         return outcome.error.message
 
 
+class AbortingTokenizer(FakeTokenizer):
+    """Sets the flag of an aborted request once it decodes, and counts."""
+
+    def __init__(self) -> None:
+        self.request: OpenRequest | None = None
+        self.num_decoded = 0
+
+    def decode(self, token_ids: ListOf[int], *, skip_special_tokens: bool = True) -> str:
+        if self.request is not None:
+            self.request.aborted = True
+            self.num_decoded += 1
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
 class HoldingTokenizer(FakeTokenizer):
     """Texts that begin with "hold" it encodes when it is let; of how long they are it says nothing before."""
 
@@ -119,6 +135,21 @@ def stage() -> Iterator[Stage]:
     running = Stage()
     yield running
     running.stop()
+
+
+def test_an_abort_ends_the_reading_of_a_resumed_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two parts of it: nobody waits until half a million tokens have been read."""
+    monkeypatch.setattr(driver.resumption, "READ_AT_ONCE", 4)
+    tokenizer = AbortingTokenizer()
+    stage = Stage(tokenizer=tokenizer, started=False)
+    tokenizer.request = stage.submit(prompt="a", resume_token_ids=[[98] * 24])
+
+    stage.start()
+    outcome = stage.outcomes.get(timeout=PATIENCE)
+    stage.stop()
+
+    assert isinstance(outcome, ReturnSample) and outcome.finish_reason == "abort" and outcome.is_last
+    assert 0 < tokenizer.num_decoded < 24
 
 
 def test_what_a_request_leaves_out_is_the_models_own() -> None:

@@ -10,6 +10,7 @@ from fake_driver import PATIENCE
 from fakes import EOS, FakeEngine, FakeTokenizer
 from test_structured_outputs import Served, write_model
 
+import driver.resumption
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, ReturnSample, Usage
 
@@ -104,12 +105,13 @@ def assert_goes_on(asker: Asker, prompt: Any, params: dict[str, Any], cuts: Call
 
 
 @pytest.fixture
-def asker() -> Iterator[Asker]:
-    """Of a driver whose engine is a parrot."""
-    driver = oDriver(FakeEngine(), FakeTokenizer())
-    driver.start()
-    yield Asker(driver)
-    driver.stop("the test is over")
+def asker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asker]:
+    """Of a driver whose engine is a parrot, which reads long outputs in parts."""
+    monkeypatch.setattr(driver.resumption, "READ_AT_ONCE", 3)
+    parrot = oDriver(FakeEngine(), FakeTokenizer())
+    parrot.start()
+    yield Asker(parrot)
+    parrot.stop("the test is over")
 
 
 @pytest.mark.parametrize(
@@ -148,6 +150,7 @@ def test_samples_may_have_come_differently_far(asker: Asker) -> None:
         ([[1]], {"n": 2}, "a list for each of the 2 samples"),
         ([[1] * 6], {}, "resume_token_ids[0] has 6 tokens, but max_tokens is 5"),
         ([[EOS, 1]], {}, "resume_token_ids[0] goes on behind a token that ends the output"),
+        ([[1] * 8193] * 64, {"n": 64}, "resume_token_ids have 524352 tokens, and may have 524288"),
         ([[1, 999]], {}, "resume_token_ids[0][1] must be a token id from 0 to 256, not 999"),
     ],
 )

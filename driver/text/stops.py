@@ -12,11 +12,13 @@ class StopStrings:
 
     The text ends at the start of the stop string, or with ``include`` at its end, however it is
     divided into pieces, and no part of a stop string is ever shown. A character costs a step or
-    two for each stop string.
+    two, however many stop strings there are.
     """
 
     def __init__(self, stops: list[str], *, include: bool = False) -> None:
-        self._stops = [_Stop(stop) for stop in stops]
+        self._trie = _trie(tuple(stops)) if stops else None
+        self._node = 0
+        """Of the text so far."""
         self._include = include
         self._held = ""
         self.matched: str | None = None
@@ -25,16 +27,19 @@ class StopStrings:
     def add(self, piece: str, *, may_end: bool = True) -> str:
         """The text that can be shown; the longest suffix that could begin a stop is held back. A stop string that is
         complete in a piece that may not end the text is passed over."""
-        if not self._stops:
+        trie, node = self._trie, self._node
+        if trie is None:
             return piece
         text = self._held + piece
         for end, character in enumerate(piece, start=len(self._held) + 1):
-            complete = [stop.string for stop in self._stops if stop.add(character)]
-            if complete and may_end:
-                self.matched = max(complete, key=len)
+            node = trie.step(node, character)
+            stop = trie.complete[node]
+            if stop is not None and may_end:
+                self.matched = stop
                 self._held = ""
-                return text[: end if self._include else end - len(self.matched)]
-        shown = len(text) - max(stop.num_kept for stop in self._stops)
+                return text[: end if self._include else end - len(stop)]
+        self._node = node
+        shown = len(text) - trie.num_kept[node]
         self._held = text[shown:]
         return text[:shown]
 
@@ -44,41 +49,78 @@ class StopStrings:
         return held
 
 
-class _Stop:
-    """How many first characters of a string the text ends with (Knuth, Morris, Pratt)."""
+class _Trie:
+    """Finds strings in a text (Aho, Corasick). A node is a prefix of some of them, 0 the empty one;
+    a text is at the node that is its longest suffix.
 
-    def __init__(self, string: str) -> None:
-        self.string = string
-        self._shorter = _shorter(string)
-        self.num_begun = 0
-        """How many characters at the end of the text begin the string, at most."""
+    Most nodes have one child, which is the next node, so that a node takes some tens of bytes.
+    """
 
-    @property
-    def num_kept(self) -> int:
-        """Characters at the end of the text that the string may yet be complete with."""
-        return self._shorter[self.num_begun] if self.num_begun == len(self.string) else self.num_begun
+    def __init__(self, strings: tuple[str, ...]) -> None:
+        self._next = [""]
+        """By node: the character that leads to the next node, if that is its child."""
+        self._others: dict[int, dict[str, int]] = {}
+        """By node: its other children, by the character that leads there."""
+        self._shorter = [0]
+        """By node: the longest node that is a proper suffix of it."""
+        self.complete: list[str | None] = [None]
+        """By node: the longest of the strings that it ends with."""
+        self.num_kept = [0]
+        """By node: characters at its end that begin a string and are not all of it."""
+        for string in strings:
+            self._add(string)
+        self._link()
 
-    def add(self, character: str) -> bool:
-        """Reads one more character; returns whether that completes the string."""
-        begun = self.num_begun
-        if begun == len(self.string):  # it was passed over
-            begun = self._shorter[begun]
-        while begun and self.string[begun] != character:
-            begun = self._shorter[begun]
-        self.num_begun = begun + (self.string[begun] == character)
-        return self.num_begun == len(self.string)
+    def step(self, node: int, character: str) -> int:
+        """Where a text is after one more character."""
+        while self._next[node] != character:
+            others = self._others.get(node)
+            if others is not None and character in others:
+                return others[character]
+            if node == 0:
+                return 0
+            node = self._shorter[node]
+        return node + 1
+
+    def _children(self, node: int) -> dict[str, int]:
+        first = {self._next[node]: node + 1} if self._next[node] else {}
+        return {**first, **self._others.get(node, {})}
+
+    def _add(self, string: str) -> None:
+        node = 0
+        for character in string:
+            child = self._children(node).get(character)
+            if child is None:
+                child = len(self._next)
+                if child == node + 1:
+                    self._next[node] = character
+                else:
+                    self._others.setdefault(node, {})[character] = child
+                self._next.append("")
+                self._shorter.append(0)
+                self.complete.append(None)
+                self.num_kept.append(0)
+            node = child
+        self.complete[node] = string
+
+    def _link(self) -> None:
+        """Fills in what a node has of its suffixes, which are shorter and come first."""
+        level, depth = [0], 0
+        while level:
+            below = []
+            for node in level:
+                children = self._children(node)
+                shorter = self._shorter[node]
+                self.complete[node] = self.complete[node] or self.complete[shorter]
+                self.num_kept[node] = depth if children else self.num_kept[shorter]
+                for character, child in children.items():
+                    self._shorter[child] = self.step(shorter, character) if node else 0
+                    below.append(child)
+            level, depth = below, depth + 1
 
 
-@lru_cache(maxsize=256)
-def _shorter(string: str) -> list[int]:
-    """For each prefix, the length of its longest proper border (Knuth, Morris, Pratt)."""
-    shorter, length = [0, 0], 0
-    for character in string[1:]:
-        while length and string[length] != character:
-            length = shorter[length]
-        length += string[length] == character
-        shorter.append(length)
-    return shorter
+_trie = lru_cache(maxsize=64)(_Trie)
+"""The samples of a request share one."""
 
 
 class RepetitionDetector:
