@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from test_cli import ENVIRONMENT, ODRIVER
 from driver.errors import Overloaded
 from driver.odriver import oDriver
 from driver.request import Logprob, Usage
+from ipc.batch.batch_lines import Line
 from ipc.commands import batch
 from ipc.commands.cli import main
 from ipc.openai.answer_format import format_of
@@ -95,14 +97,19 @@ def test_lines_of_either_format_are_answered(files: Files, driver: FakeDriver) -
 
 
 def test_a_line_without_a_seed_has_one_of_its_own(files: Files, driver: FakeDriver) -> None:
-    """The same in every run, and another for every custom_id."""
-    files.write(*({"prompt": "x", "custom_id": name} for name in "ab"))
+    """The same in every run, and another for every custom_id; null is none, in either format."""
+    lines = [
+        {"prompt": "x", "custom_id": "a"},
+        {"prompt": "x", "custom_id": "b", "seed": None},
+        asked("c", TEXT, prompt="x", seed=None),
+    ]
+    files.write(*lines)
     for _ in range(2):
         assert main(files.command) == 0
         files.target.unlink()
 
     seeds = [request.params["seed"] for request in driver.submitted]
-    assert len(set(seeds)) == 2 and sorted(seeds[:2]) == sorted(seeds[2:])
+    assert len(set(seeds)) == 3 and sorted(seeds[:3]) == sorted(seeds[3:]) and None not in seeds
 
 
 def test_a_mistake_is_the_result_of_its_line(
@@ -141,6 +148,8 @@ def test_a_mistake_is_the_result_of_its_line(
         (['{"prompt": "x", "custom_id": 5}'], "", "custom_id must be a string"),
         (['{"prompt": "x", "custom_id": "line-2"}', '{"prompt": "y"}'], "", "line 2: custom_id 'line-2' is used twice"),
         (['{"prompt": "x"}'], "what is this\n", "out.jsonl, line 1 is no result of a batch"),
+        (['{"prompt": "x"}'], '{"no": "newline"}', "out.jsonl, line 1 is no result of a batch"),
+        (['{"prompt": "x"}'], '{"id":"batch_x', "out.jsonl, line 1 is no result of a batch"),
         (
             ['{"prompt": "x"}'],
             '{"custom_id": "other", "response": {"status_code": 200}}\n',
@@ -161,6 +170,47 @@ def test_files_that_cannot_be_used_are_refused_before_anything_is_asked(
     assert words in capsys.readouterr().err
     assert not driver.submitted
     assert (files.target.read_text() if results else "") == results
+
+
+def test_results_do_not_replace_the_requests(
+    files: Files, driver: FakeDriver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By another name, too, and with no newline at the end."""
+    files.source.write_text('{"prompt": "x"}')
+    files.target.symlink_to(files.source)
+
+    assert main(files.command) == 1
+
+    assert "has the requests: choose another file" in capsys.readouterr().err
+    assert files.source.read_text() == '{"prompt": "x"}' and not driver.submitted
+
+
+def test_a_request_without_a_result_is_no_success(
+    files: Files, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the file of requests is cut meanwhile."""
+    files.write({"prompt": "x"}, {"prompt": "y"})
+    answer = batch.answer
+
+    async def answer_one(lines: Iterator[Line], *args: Any, **options: Any) -> None:
+        await answer(islice(lines, 1), *args, **options)
+
+    monkeypatch.setattr(batch, "answer", answer_one)
+
+    assert main(files.command) == 1
+    assert len(driver.submitted) == len(files.results()) == 1
+
+
+@pytest.mark.parametrize("left", [1, 10, 40])
+def test_a_result_of_which_little_was_written_is_cut(files: Files, driver: FakeDriver, left: int) -> None:
+    """However little it is."""
+    files.write({"prompt": "x"})
+    assert main(files.command) == 0
+    whole = files.target.read_bytes()
+    files.target.write_bytes(whole[:left])
+
+    assert main(files.command) == 0
+    assert files.target.read_bytes() == whole and len(driver.submitted) == 2
 
 
 def test_a_file_that_is_not_there_is_named(

@@ -44,7 +44,8 @@ class Line(NamedTuple):
             asked = question(body.pop("prompt", None), body.pop("messages", None), body)
         else:
             asked = question_of(self.url, body, models)
-        asked.params.setdefault("seed", zlib.crc32(self.custom_id.encode()))
+        if asked.params.get("seed") is None:
+            asked.params["seed"] = zlib.crc32(self.custom_id.encode())
         return asked
 
 

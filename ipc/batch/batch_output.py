@@ -13,6 +13,9 @@ import msgspec
 from ipc.errors import BatchError
 
 SUCCESS = 200
+ID_PREFIX = "batch_req_"
+"""Of the ``id`` of a result, which is the first field of its line."""
+_BEGINNING = f'{{"id":"{ID_PREFIX}'.encode()
 
 
 class _Response(msgspec.Struct):
@@ -30,8 +33,8 @@ class BatchOutput:
     """The open, locked output file, and its results so far: whether each request succeeded, by
     ``custom_id``.
 
-    An incomplete last line is cut off. Raises BatchError for a file that is no batch's output, is
-    locked by another batch, or cannot be written.
+    An incomplete result at the end is cut off. Raises BatchError for a file that is no batch's
+    output, which it leaves as it is, is locked by another batch, or cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,20 +93,27 @@ class BatchOutput:
         end = 0
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
+                where = f"{self._path}, line {number}"
                 if not line.endswith(b"\n"):
+                    if line[: len(_BEGINNING)] != _BEGINNING[: len(line)]:
+                        raise _no_result(where)
                     os.ftruncate(self._descriptor, end)
                     return
                 end += len(line)
-                self._know(line, f"{self._path}, line {number}")
+                self._know(line, where)
 
     def _know(self, line: bytes, where: str) -> None:
         try:
             result = msgspec.json.decode(line, type=_Result)
         except ValueError as error:
-            raise BatchError(f"{where} is no result of a batch: choose another file, or remove the line") from error
+            raise _no_result(where) from error
         if result.custom_id in self.results:
             raise BatchError(f"{where} is a second result of {result.custom_id!r}: remove one of them")
         self.results[result.custom_id] = result.response.status_code == SUCCESS
+
+
+def _no_result(where: str) -> BatchError:
+    return BatchError(f"{where} is no result of a batch: choose another file, or remove the line")
 
 
 def _sync_directory(directory: Path) -> None:

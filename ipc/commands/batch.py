@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from driver.text.template_words import template_names
 from ipc.async_client import AsyncClient
 from ipc.batch.batch_lines import Line, read_lines
-from ipc.batch.batch_output import SUCCESS, BatchOutput
+from ipc.batch.batch_output import ID_PREFIX, SUCCESS, BatchOutput
 from ipc.connection.retry import FULL
 from ipc.errors import BatchError, OdriverError, RequestFailed
 from ipc.gateway.asking import ask, shown_prompt, tokenized
@@ -35,10 +35,13 @@ OVERLOADED_DELAY = 1.0
 
 
 def run(source: Path, target: Path, address: str, **options: Any) -> int:
-    """Answer what is missing in ``target``; returns the exit code, 1 if any request failed."""
+    """Answer what is missing in ``target``; returns the exit code, 1 if any request failed or has no
+    answer."""
     console = Console(stderr=True)
     configure_logging(console)
     names = {line.custom_id for line in read_lines(source)}
+    if _are_same(source, target):
+        raise BatchError(f"{target} has the requests: choose another file for their results")
     with BatchOutput(target) as output:
         strange = next((name for name in output.results if name not in names), None)
         if strange is not None:
@@ -49,7 +52,14 @@ def run(source: Path, target: Path, address: str, **options: Any) -> int:
     failed = sum(not succeeded for succeeded in output.results.values())
     told = f"{len(output.results):,} of {len(names):,} requests are in {target}, {failed:,} of them failed"
     console.print(one_line(told), soft_wrap=True, highlight=False, markup=False, emoji=False)
-    return 1 if failed else 0
+    return 1 if failed or len(output.results) < len(names) else 0
+
+
+def _are_same(source: Path, target: Path) -> bool:
+    try:
+        return source.samefile(target)
+    except OSError:  # most times it is not there yet; BatchOutput says what else is wrong
+        return False
 
 
 async def answer(
@@ -106,7 +116,7 @@ async def _result(client: AsyncClient, line: Line) -> dict[str, Any]:
     except Exception:
         logger.exception("the request %r failed", line.custom_id)
         status, body = 500, _error_body("this program failed: its log says more", 500, "internal")
-    name = f"batch_req_{line.custom_id}"
+    name = f"{ID_PREFIX}{line.custom_id}"
     response = {"status_code": status, "request_id": name, "body": body}
     return {"id": name, "custom_id": line.custom_id, "response": response, "error": None}
 
