@@ -152,7 +152,7 @@ class oDriver:
         """As in a tokenizer_config.json."""
         self.limits = _with_end_token(engine.limits, tokenizer)
         """The engine's, with the tokenizer's end token."""
-        self._load_limit = LoadLimit(max_queued_requests, max_queued_tokens)
+        self._load_limit = LoadLimit(max_queued_requests, max_queued_tokens, lambda: self._execution.stats)
         self._tokenizer_limit = TokenizerLimit(max_queued_requests)
         self._owed_answers = OwedAnswers()
         most_queued = most(max_queued_requests)
@@ -220,7 +220,7 @@ class oDriver:
         try:
             self._availability.check()
             added.adapter = self.adapters.acquire(request.model, request.adapters)
-            self._load_limit.enter(added, self._execution.stats)
+            self._load_limit.enter(added)
             self._prepare.submit(added)
         except (NotFound, Overloaded, Asleep, Draining, QueueClosed) as refusal:
             if not self._open_requests.withdraw(added):

@@ -25,11 +25,11 @@ def build_waiting(num_tokens: int = 1, client: str = "", user: str = "") -> Open
     return OpenRequest(request, "a#1", num_prompt_tokens=num_tokens)
 
 
-def build_limit(requests: int, tokens: int, waiting: list[OpenRequest], **settings: Any) -> LoadLimit:
+def build_limit(requests: int, tokens: int, waiting: list[OpenRequest]) -> LoadLimit:
     """A limit, and what waits already."""
-    limit = LoadLimit(requests, tokens, **settings)
+    limit = LoadLimit(requests, tokens, EngineStats)
     for request in waiting:
-        limit.enter(request, EngineStats())
+        limit.enter(request)
     return limit
 
 
@@ -39,7 +39,7 @@ def fill(limit: LoadLimit, client: str, user: str = "", num_tokens: int = 1) -> 
     with suppress(Overloaded):
         while True:
             new = build_waiting(num_tokens, client, user)
-            limit.enter(new, EngineStats())
+            limit.enter(new)
             taken.append(new)
     return taken
 
@@ -58,14 +58,12 @@ def test_a_prompt_is_counted_or_estimated_before_it_is_tokenised() -> None:
 
 def test_beyond_either_bound_a_request_is_refused() -> None:
     """As many requests as may wait, or as many tokens; alone, a request may be longer than the bound."""
-    stats = EngineStats()
-
     build_limit(3, 100, [build_waiting(500)])
     build_limit(3, 100, [build_waiting(45), build_waiting(45), build_waiting(10)])
     with pytest.raises(Overloaded, match="3 requests wait already: try again in"):
-        build_limit(3, 100, [build_waiting() for _ in range(3)]).enter(build_waiting(), stats)
+        build_limit(3, 100, [build_waiting() for _ in range(3)]).enter(build_waiting())
     with pytest.raises(Overloaded, match="prompts of 95 tokens wait already, and 100 may"):
-        build_limit(3, 100, [build_waiting(95)]).enter(build_waiting(10), stats)
+        build_limit(3, 100, [build_waiting(95)]).enter(build_waiting(10))
 
 
 def test_who_waits_no_longer_leaves_room_once() -> None:
@@ -73,7 +71,7 @@ def test_who_waits_no_longer_leaves_room_once() -> None:
     requests = [build_waiting(client=client) for client in ("a", "a", "b")]
     limit = build_limit(3, 100, requests)
     with pytest.raises(Overloaded):
-        limit.enter(refused := build_waiting(client="c"), EngineStats())
+        limit.enter(refused := build_waiting(client="c"))
 
     for request in (refused, requests[0], requests[0], refused):
         limit.leave(request)
@@ -84,7 +82,7 @@ def test_who_waits_no_longer_leaves_room_once() -> None:
 @pytest.mark.parametrize("what", ["requests", "tokens"])
 def test_who_is_alone_may_fill_the_room_and_others_still_get_in(what: str) -> None:
     """An eighth more is for those who have less than their part; then nobody gets in."""
-    limit = LoadLimit(64, 10**6) if what == "requests" else LoadLimit(10**6, 64)
+    limit = LoadLimit(64, 10**6, EngineStats) if what == "requests" else LoadLimit(10**6, 64, EngineStats)
 
     assert [len(fill(limit, client)) for client in ("hog", "late", "later")] == [64, 8, 0]
 
@@ -95,13 +93,13 @@ def test_in_the_fuller_half_nobody_takes_more_than_their_part() -> None:
 
     assert len(fill(limit, "hog")) == 29  # up to half of the room it is whoever comes first
     with pytest.raises(Overloaded, match="29 requests of yours wait already, and others' too: 16 is your part"):
-        limit.enter(build_waiting(client="hog"), EngineStats())
+        limit.enter(build_waiting(client="hog"))
     assert len(fill(limit, "late")) == 64 // 5
 
 
 def test_a_client_gains_nothing_by_inventing_users() -> None:
     """Its users share its part: with as many as it likes it has no more than an eighth above that."""
-    limit = LoadLimit(64, 10**6)
+    limit = LoadLimit(64, 10**6, EngineStats)
     others = fill(limit, "other")
     assert len(others) == 64
     for request in others[32:]:
@@ -115,7 +113,7 @@ def test_a_client_gains_nothing_by_inventing_users() -> None:
 
 def test_users_of_one_client_do_not_lock_each_other_out() -> None:
     """Those behind one gateway: one fills the room, and the others still get in."""
-    limit = LoadLimit(64, 10**6)
+    limit = LoadLimit(64, 10**6, EngineStats)
 
     assert len(fill(limit, "gateway", "hog")) == 64
     assert fill(limit, "gateway", "late")
@@ -125,16 +123,16 @@ def test_the_first_prompt_of_a_client_may_be_longer_than_its_part() -> None:
     """Where there is room for it: it would otherwise wait for a room that others keep half full."""
     waiting = [build_waiting(300, "a"), build_waiting(100, "b")]
 
-    build_limit(64, 1000, waiting).enter(build_waiting(600, "c"), EngineStats())
+    build_limit(64, 1000, waiting).enter(build_waiting(600, "c"))
     with pytest.raises(Overloaded, match="your prompts of 300 tokens wait already, and others' too: 500 is your part"):
-        build_limit(64, 1000, waiting).enter(build_waiting(600, "a"), EngineStats())
+        build_limit(64, 1000, waiting).enter(build_waiting(600, "a"))
 
 
 def test_whatever_is_asked_the_room_has_a_bound() -> None:
     """Random clients and users: never more than an eighth above it, and never less than it if anybody asks for more."""
     draw = random.Random(3)
     for size in (1, 2, 7, 64):
-        limit, waiting = LoadLimit(size, 10**6), []
+        limit, waiting = LoadLimit(size, 10**6, EngineStats), []
         for _ in range(40 * size):
             waiting += fill(limit, str(draw.randrange(size + 1)), str(draw.randrange(3)))
             assert size // 2 <= len(waiting) <= most(size)
@@ -186,19 +184,66 @@ def test_tokenizer_requests_have_a_room_of_their_own() -> None:
     assert ask("hog") >= 3
 
 
-def test_the_hint_is_the_time_for_half_of_what_waits() -> None:
-    """At the rate of the last seconds: 100 tokens a second, of which 1,000 wait; within half a second and a minute."""
-    now = 0.0
-    limit = LoadLimit(1, 1, clock=lambda: now)
+class Load:
+    """A limit of one request, in a world of its own time, whose engine computes so many tokens a second."""
 
-    def hint(tokens: int, computed: int) -> float | None:
-        limit.enter(waits := build_waiting(tokens), EngineStats())
+    def __init__(self) -> None:
+        self.now, self.computed = 0.0, 0
+        self.limit = LoadLimit(1, 1, lambda: EngineStats(prompt_tokens=self.computed), lambda: self.now)
+
+    def run(self, seconds: float, rate: int) -> None:
+        """Let time pass."""
+        self.now += seconds
+        self.computed += int(seconds * rate)
+
+    def wait(self, seconds: float, rate: int, tokens: int = 1) -> None:
+        """The same while a request waits."""
+        self.limit.enter(waits := build_waiting(tokens))
+        self.run(seconds, rate)
+        self.limit.leave(waits)
+
+    def hint(self, tokens: int) -> float | None:
+        """What those are told who come while so many tokens wait, as of now."""
+        self.limit.enter(waits := build_waiting(tokens))
         with pytest.raises(Overloaded) as refusal:
-            limit.enter(build_waiting(), EngineStats(prompt_tokens=computed))
-        limit.leave(waits)
+            self.limit.enter(build_waiting())
+        self.limit.leave(waits)
         return refusal.value.retry_after_s
 
-    now = 10.0
-    assert hint(1000, 1000) == 5.0
-    now = 20.0
-    assert [hint(1000, 2000), hint(10, 2000), hint(10**9, 2000)] == [5.0, 0.5, 60.0]
+
+def test_the_hint_is_the_time_for_half_of_what_waits() -> None:
+    """At the rate of the last seconds: 100 tokens a second, of which 1,000 wait; within half a second and a minute."""
+    load = Load()
+    load.wait(10, rate=100)
+
+    assert [load.hint(tokens) for tokens in (1000, 10, 10**9)] == [5.0, 0.5, 60.0]
+
+
+def test_the_rate_is_that_of_times_in_which_requests_waited() -> None:
+    """An hour in which few came, and short ones waited a moment each, does not make it slow."""
+    load = Load()
+    for _ in range(100):
+        load.wait(0.1, rate=10_000)
+        load.run(35.9, rate=30)
+
+    assert load.hint(100_000) == 5.0
+
+
+def test_the_rate_is_the_recent_one() -> None:
+    """Of the last five to ten seconds, also while nobody is refused."""
+    load = Load()
+    for _ in range(60):
+        load.wait(1, rate=10)
+    for _ in range(12):
+        load.wait(1, rate=1000)
+
+    assert load.hint(10_000) == 5.0
+
+
+def test_before_there_is_a_rate_the_hint_is_short() -> None:
+    """The first burst of all is soon told more."""
+    load = Load()
+    assert load.hint(100_000) == 0.5
+
+    load.wait(2, rate=10_000)
+    assert load.hint(100_000) == 5.0
