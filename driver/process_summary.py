@@ -181,7 +181,11 @@ class _Reply:
         self._index = index
         self.usage = usage
         self._text = text
+        self._num_resumed = 0
+        self._version: int | None = FIRST_VERSION
+        """Of the weights that made its last token; None if that is resumed, as nobody says it."""
         self._weight_versions: list[tuple[int, int]] = []
+        """As in ReturnSample, without that of the start if it made the first tokens."""
         self._logprobs = SampleLogprobs(index, opened.params, tokenizer)
 
     def sample(
@@ -196,10 +200,13 @@ class _Reply:
         ``read`` is the result of ``SampleText.read``, if the output is one that the client has.
         """
         text, num_read, finish_reason = read or self._text.read(output)
-        if num_read and read is None:
-            last = self._weight_versions[-1][0] if self._weight_versions else FIRST_VERSION
-            if weight_version != last:
-                self._weight_versions.append((weight_version, self.times.num_tokens))
+        begun: list[tuple[int, int]] = []
+        if read is not None:
+            self._num_resumed, self._version = num_read, None
+        elif num_read:
+            if weight_version != self._version:
+                begun = [(weight_version, self._num_resumed + self.times.num_tokens)]
+                self._version, self._weight_versions = weight_version, self._weight_versions + begun
             self.times.add_tokens(num_read, now)
         self.usage.completion_tokens += num_read
         self.usage.num_open -= finish_reason is not None
@@ -212,14 +219,14 @@ class _Reply:
             prompt_logprobs=self._logprobs.of_prompt(output.prompt_logprobs),
             finish_reason=finish_reason,
             stop_reason=self._text.stop_reason,
-            weight_versions=[] if finish_reason is None else self._versions(),
+            weight_versions=begun if finish_reason is None else self._versions(),
             usage=None if self.usage.num_open else self._cost(),
         )
 
     def _versions(self) -> list[tuple[int, int]]:
-        """As in ReturnSample: nothing where the weights of the start have made all tokens."""
+        """As in ReturnSample, at the end."""
         changes = self._weight_versions
-        return [(FIRST_VERSION, 0), *changes] if changes and changes[0][1] else changes
+        return [(FIRST_VERSION, 0), *changes] if changes and changes[0][1] > self._num_resumed else changes
 
     def _cost(self) -> Usage:
         """What the request took; its prompt is counted once, as its first sample found it."""

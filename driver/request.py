@@ -78,7 +78,9 @@ class ReturnSample(msgspec.Struct, frozen=True, kw_only=True):
     ``stop_reason`` is the stop string or the id of ``stop_token_ids`` that ended the output.
     The last of each output has ``weight_versions``: each version of the weights that made tokens
     of it, and the index of the first of them, from 0. It is empty where those of the start, which
-    are version 1, have made them all.
+    are version 1, have made them all. One that goes on has the version that begins with it, if
+    that is another. Of an output that is resumed they begin with the first new token, be it of
+    version 1 or not.
     As in vLLM, ``logprobs`` has for each token a dictionary of Logprobs by token id, its own first
     and then the likeliest; so has ``prompt_logprobs``, with None for the first token.
     """

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import msgspec
 
@@ -193,8 +194,8 @@ class FakeDriver:
         """The next request that is held open, when it has come."""
         return self.held.get(timeout=PATIENCE)
 
-    def say(self, request: ActiveRequest, text: str, token_ids: list[int]) -> None:
-        request.channel.put(ReturnSample(request_id=request.request_id, text=text, token_ids=token_ids))
+    def say(self, request: ActiveRequest, text: str, token_ids: list[int], **fields: Any) -> None:
+        request.channel.put(ReturnSample(request_id=request.request_id, text=text, token_ids=token_ids, **fields))
 
     def finish(self, request: ActiveRequest, reason: str = "stop", num_tokens: int = 0) -> None:
         del self.open[request.request_id]

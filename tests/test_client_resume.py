@@ -62,6 +62,38 @@ def test_a_stream_goes_on_with_the_next_daemon(client: Client, address: str) -> 
     assert (request.resume_token_ids, resumed.resume_token_ids) == ([], [[1, 2]])
 
 
+@pytest.mark.parametrize(
+    ("earlier", "later", "versions"),
+    [
+        ([], [(1, 2)], []),
+        ([], [(2, 2)], [(1, 0), (2, 2)]),
+        ([(2, 0)], [(1, 2)], [(2, 0), (1, 2)]),
+        ([(2, 0), (3, 1)], [(3, 2), (4, 3)], [(2, 0), (3, 1), (4, 3)]),
+        ([(2, 1)], [], [(1, 0), (2, 1)]),
+    ],
+)
+def test_the_versions_of_its_weights_are_those_that_each_daemon_named(
+    client: Client,
+    address: str,
+    earlier: list[tuple[int, int]],
+    later: list[tuple[int, int]],
+    versions: list[tuple[int, int]],
+) -> None:
+    """By the place in the whole; nothing where the weights of the start made all."""
+    first, second = FakeDriver(), FakeDriver()
+    with serving(address, first):
+        stream = client.generate("hold")
+        first.say(first.take(), "once", [1, 2], weight_versions=earlier)
+        assert next(stream) == Piece("once", [1, 2])
+    second.weight_versions = later
+    with serving(address, second):
+        resumed = second.take()
+        second.say(resumed, " upon", [3, 4])
+        second.finish(resumed, "length", 4)
+
+        assert list(stream)[-1].weight_versions == versions
+
+
 def test_a_stream_goes_on_over_another_connection(address: str) -> None:
     """With a daemon that lives on, when it was only the connection that was lost."""
     router = Router(address)

@@ -129,6 +129,26 @@ def test_a_stream_has_so_many_messages_on_the_way_and_the_rest_becomes_one() -> 
     assert text_of(first + second) == "".join(f"{number} " for number in range(CREDITS + 10))
 
 
+def test_versions_of_the_weights_that_begin_in_joined_pieces_are_all_told() -> None:
+    """In order, as a client that resumes needs them; the end has them all anyhow, and once."""
+    wire = Wire()
+    request = wire.open()
+    wire.say(request, CREDITS)
+    for version in (2, 3):
+        wire.driver.say(request, "x", [version], weight_versions=[(version, CREDITS + version - 2)])
+    wire.deliver()
+    wire.hear(Credit("a", 1))
+    *_, joined = wire.read()
+    wire.driver.say(request, "x", [4], weight_versions=[(4, CREDITS + 2)])
+    wire.driver.weight_versions = [(1, 0), (2, CREDITS), (3, CREDITS + 1), (4, CREDITS + 2)]
+    wire.driver.finish(request, "stop", CREDITS + 3)
+    wire.deliver()
+    [end] = wire.read()
+
+    assert isinstance(joined, Token) and joined.weight_versions == [(2, CREDITS), (3, CREDITS + 1)]
+    assert isinstance(end, Done) and end.token_ids == [4] and end.weight_versions == wire.driver.weight_versions
+
+
 def test_credit_is_never_more_than_at_the_beginning() -> None:
     """A client may not buy itself a longer queue."""
     wire = Wire()

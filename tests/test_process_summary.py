@@ -12,6 +12,7 @@ from driver.metrics.request_metrics import RequestMetrics
 from driver.open_requests import OpenRequests
 from driver.process_summary import ProcessSummary
 from driver.request import ActiveRequest, Logprob, QueueChannel, RequestError, ReturnSample, Usage
+from driver.resumption import read_again
 from driver.stages.queues import BoundedQueue
 from driver.stages.safe_thread import SafeThread
 from driver.thread_messages import Ended, Finished, Opened, StepOutputs, Summary
@@ -31,8 +32,10 @@ class Stage:
         self.thread = SafeThread("summary", stage.run, on_death=lambda *_: None)
         self.thread.start()
 
-    def open(self, request_id: str = "a", stops: tuple[str, ...] = (), prompt: str = "p", **params: Any) -> str:
-        """Opens a request; the id of its first sequence."""
+    def open(
+        self, request_id: str = "a", stops: tuple[str, ...] = (), prompt: str = "p", resumed: bytes = b"", **params: Any
+    ) -> str:
+        """Opens a request, whose first sample may go on with these tokens; the id of its first sequence."""
         request = self.open_requests.add(ActiveRequest(request_id=request_id, channel=self.heard))
         asked = SamplingParams(stop=list(stops), **params)
         request.num_samples = asked.n
@@ -40,7 +43,9 @@ class Stage:
             Sequence(sequence_id, list(prompt.encode()), asked, frozenset(), max_tokens=50, seed=0)
             for sequence_id in request.sequence_ids
         ]
-        self.summaries.put(Opened(request, sequences, list(prompt.encode()), len(prompt), asked))
+        tail, outputs = list(prompt.encode()), [SequenceOutput(request.sequence_id, list(resumed), None)]
+        known = read_again(outputs, asked, tail, FakeTokenizer(), lambda: False) or []
+        self.summaries.put(Opened(request, sequences, tail, len(prompt), asked, known))
         return request.sequence_id
 
     def land(self, sequence_id: str, tokens: bytes | list[int], finish_reason: str | None = None) -> None:
@@ -285,3 +290,26 @@ def test_a_queue_channel_ends_after_the_last_sample() -> None:
         channel.put(sample)
 
     assert list(channel) == samples
+
+
+@pytest.mark.parametrize(
+    ("resumed", "versions", "told"),
+    [
+        (b"", [1, 1], ([], [])),
+        (b"", [1, 2], ([], [(1, 0), (2, 1)])),
+        (b"", [2, 2], ([(2, 0)], [(2, 0)])),
+        (b"0123456789", [1, 1], ([(1, 10)], [(1, 10)])),
+        (b"0123456789", [2, 3], ([(2, 10)], [(2, 10), (3, 11)])),
+    ],
+)
+def test_the_versions_of_the_weights_are_those_of_new_tokens(
+    stage: Stage, resumed: bytes, versions: list[int], told: tuple[list[tuple[int, int]], list[tuple[int, int]]]
+) -> None:
+    """By their place in the output: by whose weights resumed ones were made is not known. A version is told as it
+    begins, and all of them at the end."""
+    sequence = stage.open(resumed=resumed)
+
+    for version, reason in zip(versions, (None, "length"), strict=True):
+        stage.summaries.put(StepOutputs([SequenceOutput(sequence, [*b"a"], reason)], version))
+
+    assert (stage.next().weight_versions, stage.next().weight_versions) == told

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from engine.metrics.engine_stats import FIRST_VERSION
 from engine.request_limits import MAX_SEED
 from ipc.errors import ConnectionLost, OdriverError, RequestFailed
 from ipc.wire.codec import decode_client_message
@@ -53,6 +54,8 @@ class Resumption:
         self._server: tuple[str, int] | None = None
         """Model and vocabulary of the daemon that it began with."""
         self._token_ids: defaultdict[int, list[int]] = defaultdict(list)
+        self._versions: dict[int, list[tuple[int, int]]] = {}
+        """By sample: the versions of the weights that made its tokens, as far as they are told."""
         self._ended: set[int] = set()
         self._num_prompt_logprobs = 0
         self._come_again = 0
@@ -68,8 +71,10 @@ class Resumption:
         if answer.token_ids:
             self._losses = self._faults = 0
         self._token_ids[index] += answer.token_ids
+        self._versions[index] = versions = _joined(self._versions.get(index, []), answer.weight_versions)
         if answer.finish_reason is not None:
             self._ended.add(index)
+            answer = msgspec.structs.replace(answer, weight_versions=_whole(versions))
         known = min(self._come_again, len(answer.prompt_logprobs))
         if known:
             self._come_again -= known
@@ -135,3 +140,16 @@ class Resumption:
             )
         self._server = server
         return None
+
+
+def _joined(known: list[tuple[int, int]], new: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The versions of a sample: those known, up to where the new ones begin."""
+    return [pair for pair in known if not new or pair[1] < new[0][1]] + new
+
+
+def _whole(versions: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those of a whole sample, where what nobody told of is of the first version."""
+    if versions and versions[0][1] > 0:
+        versions = [(FIRST_VERSION, 0), *versions]
+    changes = [pair for number, pair in enumerate(versions) if not number or pair[0] != versions[number - 1][0]]
+    return [] if changes == [(FIRST_VERSION, 0)] else changes

@@ -118,7 +118,9 @@ def _one(pieces: list[ReturnSample]) -> ReturnSample:
         prompt_logprobs=[logprob for piece in pieces for logprob in piece.prompt_logprobs],
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
-        weight_versions=last.weight_versions,
+        weight_versions=last.weight_versions
+        if last.finish_reason is not None
+        else [pair for piece in pieces for pair in piece.weight_versions],
         usage=last.usage,
         error=last.error,
     )

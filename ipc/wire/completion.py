@@ -101,7 +101,7 @@ def piece_of(answer: Token | Done) -> Piece:
         answer.logprobs,
         answer.prompt_logprobs,
         answer.stop_reason,
-        answer.weight_versions,
+        [] if answer.finish_reason is None else answer.weight_versions,
     )
 
 

@@ -168,7 +168,8 @@ class Token(Message, frozen=True):
     and then the likeliest; ``prompt_logprobs`` the same for prompt tokens, and nil for the first
     of them. ``stop_reason`` is the stop string or the id of ``stop_token_ids`` that ended it.
     The last piece of an output has ``weight_versions``: of each version of the weights that made
-    tokens of it the number, and the index of the first; none if it is 1 for all.
+    tokens of it the number, and the index of the first; none if it is 1 for all. Another piece has
+    those that begin with it, if any; those of a resumed output begin with the first new token.
     """
 
     request_id: str
