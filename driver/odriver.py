@@ -253,9 +253,12 @@ class oDriver:
 
     def status(self) -> DriverStatus:
         """A snapshot, as of the engine's last step; ``seconds_since_progress`` is as of now."""
+        deferred = [*self._compile.sequences, *self._execution.held]
         status = DriverStatus(
             **msgspec.structs.asdict(self._execution.stats),
             queued_requests=self._prepare.num_queued,
+            deferred=len(deferred),
+            deferred_tokens=sum([sequence.num_tokens for sequence in deferred]),
             open_requests=len(self._open_requests),
             adapters={row.name: row.open_requests for row in self.adapters.rows()},
             requests_by_client=self._open_requests.by_client(),

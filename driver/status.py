@@ -14,6 +14,10 @@ class DriverStatus(EngineStats, frozen=True):
 
     queued_requests: int = 0
     """Requests that wait to be prepared."""
+    deferred: int = 0
+    """Sequences that wait for their grammars, or until a paused engine is resumed."""
+    deferred_tokens: int = 0
+    """Their known tokens."""
     open_requests: int = 0
     """Requests without their last sample."""
     adapters: dict[str, int] = msgspec.field(default_factory=dict)

@@ -107,7 +107,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     stage.stage.close()
     stage.grammars.gate.release(99)
     assert all(thread.join(PATIENCE) and thread.error is None for thread in stage.threads)
-    assert stage.stage._waiting == {}
+    assert stage.stage._waiting == stage.stage._pending == {}
 
 
 @pytest.fixture
@@ -141,6 +141,20 @@ def test_what_a_prompt_and_the_last_of_earlier_texts_say_is_looked_in_for_guesse
 
     assert stage.grammars.prompt == [*stage.earlier[-MOST_INDEXED:], *admit.sequences[0].prompt_token_ids]
     assert len(stage.earlier) > MOST_INDEXED
+
+
+def test_who_waits_is_known(stage):
+    """In the queue, for another's grammar and in hand, until it is admitted or refused."""
+    for number, regex in enumerate(("gated", "gated", "x", "wrong")):
+        stage.submit(str(number), regex, n=2)
+    assert stage.grammars.next() == "gated"
+    assert [sequence.request_id for sequence in stage.stage.sequences[:3]] == ["0/0", "0/1", "1/0"]
+    assert len(stage.stage.sequences) == 8
+
+    stage.grammars.gate.release(2)
+    assert {stage.next() for _ in range(3)} == {"0", "1", "2"}
+    assert stage.told.get(timeout=PATIENCE).error is not None
+    assert stage.stage.sequences == []
 
 
 def test_clients_take_turns(stage):

@@ -218,6 +218,24 @@ def test_a_request_without_a_token_has_no_timings_and_one_with_a_single_one_no_r
     )
 
 
+def test_what_a_pause_holds_waits_and_says_why() -> None:
+    """It is no load that the engine could take, and it is not nothing."""
+    with build_driver() as driver:
+        answer = QueueChannel()
+        driver.operations.pause("pause", answer, "keep", clear_cache=False)
+        next(iter(answer))
+        for request_id in "abc":
+            submit(driver, request_id, "four")
+        while len(driver._execution.held) < 3:
+            time.sleep(0.001)
+
+        held = values(exposed(driver))
+        driver.operations.resume("resume", QueueChannel())
+
+    assert held["vllm:num_requests_waiting"] == held["vllm:num_requests_waiting_by_reason deferred"] == 3
+    assert held["odriver_waiting_tokens"] == 12 and held["vllm:num_requests_waiting_by_reason capacity"] == 0
+
+
 def test_the_log_has_a_line_for_each_request(caplog: pytest.LogCaptureFixture) -> None:
     """At its end, with its id and how it went, and none for its tokens; also for one that was refused."""
     caplog.set_level(logging.DEBUG)

@@ -29,7 +29,7 @@ def test_rates_are_of_what_happened_in_between() -> None:
         generated_tokens=1000, prompt_tokens=10, steps=50, step_gap_seconds_count=5, step_seconds={"plan": 1.0, "wait": 2.0}
     )  # fmt: skip
     now = build_status(
-        generated_tokens=1500, prompt_tokens=30, steps=70, running=4, waiting=2, queued_requests=1, pages_total=200,
+        generated_tokens=1500, prompt_tokens=30, steps=70, running=4, waiting=1, deferred=1, queued_requests=1, pages_total=200,
         pages_owned=50, pages_cached=20, ttft_seconds_p50=0.0125, ttft_seconds_p99=1.5, step_gap_seconds_sum=0.02,
         step_gap_seconds_count=25, step_seconds={"plan": 1.002, "wait": 2.1}, preemptions=6, adapters={"mine": 1, "yours": 12}, requests_by_client={"alice": (7, 3), "bob": (9, 0)},
     )  # fmt: skip

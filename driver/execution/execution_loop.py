@@ -41,7 +41,7 @@ from driver.thread_messages import (
 from engine.adapters.adapter import Adapter, AdapterError
 from engine.metrics.histogram import Histogram
 from engine.metrics.profiler import Profiler, ProfilerError
-from engine.scheduling.sequence import SequenceOutput
+from engine.scheduling.sequence import Sequence, SequenceOutput
 
 MAX_MESSAGES = 256
 """Handled between two steps, however fast they come: some 10 ms."""
@@ -94,6 +94,11 @@ class ExecutionLoop:
     def state(self) -> str:
         """ "serving", "pausing" while open requests end first, or "paused"."""
         return self._changes.state
+
+    @property
+    def held(self) -> list[Sequence]:
+        """The sequences that a pause or an update keeps from the engine."""
+        return self._changes.held
 
     def run(self) -> None:
         """Serves until Stop comes or ``summaries`` is closed."""

@@ -62,6 +62,9 @@ class CompileGrammars:
         self._lanes: list[TurnQueue[_GrammarRequest]] = [
             TurnQueue(max_queued, lambda item: item.request.holder) for _ in TIERS
         ]
+        self._pending: dict[str, Admit] = {}
+        """By the id of its first sequence, each request that waits for its grammar; each change of
+        it is one atomic operation."""
         self._lock = threading.Lock()
         self._waiting: dict[bytes, list[_GrammarRequest]] = {}
         """By a grammar that is being compiled: the other requests that need it."""
@@ -78,8 +81,14 @@ class CompileGrammars:
             for _ in range(count)
         ]
 
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The sequences that wait for their grammars; for any thread."""
+        return [sequence for admit in list(self._pending.values()) for sequence in admit.sequences]
+
     def submit(self, admit: Admit) -> None:
         """Queues the sequences of a request until their grammar is compiled; never waits."""
+        self._pending[admit.opened.request.sequence_id] = admit
         self._queue(_GrammarRequest(admit))
 
     def close(self) -> None:
@@ -90,12 +99,17 @@ class CompileGrammars:
     def _queue(self, item: _GrammarRequest) -> None:
         self._lanes[item.tier].put_nowait(item)
 
+    def _hand_on(self, admit: Admit) -> None:
+        self._pending.pop(admit.opened.request.sequence_id, None)
+        self._post(admit)
+
     def _fail(self, item: _GrammarRequest, error: DriverError) -> None:
+        self._pending.pop(item.request.sequence_id, None)
         self._open_requests.fail(item.request, error)
 
     def _handle(self, item: _GrammarRequest) -> None:
         if item.request.aborted:  # the execution thread ends it as soon as it sees the flag
-            self._post(item.admit)
+            self._hand_on(item.admit)
             if item.tier:  # other requests may wait for this grammar
                 self._release(item.job)
             return
@@ -176,7 +190,7 @@ class CompileGrammars:
             sequence.constraint = constraint
             # the mask or the end is there: the engine looks
             sequence.awaits_mask = bool(sequence.output_token_ids)
-        self._post(item.admit)
+        self._hand_on(item.admit)
 
 
 def _params(item: _GrammarRequest) -> StructuredOutputsParams:

@@ -78,14 +78,15 @@ class DriverMetrics(Collector):
                 yield self._histogram(_FORMER_NAMES[name], histogram)
 
     def _gauges(self, status: DriverStatus) -> Iterable[Metric]:
-        waiting, used = status.waiting + status.queued_requests, status.pages_owned / max(1, status.pages_total)
+        waiting_for = {"capacity": status.waiting + status.queued_requests, "deferred": status.deferred}
+        waiting, used = sum(waiting_for.values()), status.pages_owned / max(1, status.pages_total)
         for name, meaning, value in (
             ("vllm:num_requests_running", "Sequences that take part in steps", status.running),
             ("vllm:num_requests_waiting", "Sequences that wait for a step, and requests to be prepared", waiting),
             ("vllm:kv_cache_usage_perc", "Share of pages in use by sequences; 1 is all", used),
             ("vllm:gpu_cache_usage_perc", "The former name of vllm:kv_cache_usage_perc", used),
             ("odriver_max_num_seqs", "Sequences that can take part in steps at once", status.max_num_seqs),
-            ("odriver_waiting_tokens", "Known tokens of the sequences that wait", status.waiting_tokens),
+            ("odriver_waiting_tokens", "Known tokens of the sequences that wait", status.waiting_tokens + status.deferred_tokens),
             ("odriver_open_requests", "Requests that are owed an end", status.open_requests),
             ("odriver_pages", "Pages in the cache", status.pages_total),
             ("odriver_pages_free", "Pages that hold nothing", status.pages_free),
@@ -109,7 +110,6 @@ class DriverMetrics(Collector):
             ("odriver_replaced_kernels", "Kernels at fault, in whose place XLA serves", status.replaced_kernels),
         ):  # fmt: skip
             yield self._alone(GaugeMetricFamily, name, meaning, value)
-        waiting_for = {"capacity": waiting, "deferred": 0}
         yield self._by_label(
             "vllm:num_requests_waiting_by_reason", "By why they wait", "reason", waiting_for, GaugeMetricFamily
         )

@@ -51,6 +51,11 @@ class EngineChanges:
             return "paused"
         return "pausing" if any(isinstance(change, PauseEngine) for change in self._deferred) else "serving"
 
+    @property
+    def held(self) -> list[Sequence]:
+        """The sequences that are held; for any thread."""
+        return list(self._held.values())
+
     def add(self, sequence: Sequence) -> None:
         """Give the engine a sequence, now or when it may begin."""
         if self.paused or self._deferred:
