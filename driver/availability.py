@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from driver.errors import Asleep, Draining
 from driver.open_requests import OpenRequests
-from driver.request import Notifying, ReturnChannel
-from driver.thread_messages import SleepEngine, WakeEngine
+from driver.request import Notifying, QueueChannel, ReturnChannel
+from driver.thread_messages import ResumeEngine, SleepEngine, WakeEngine
 from engine.metrics.engine_stats import EngineStats
 
 
@@ -17,7 +17,7 @@ class Availability:
     def __init__(
         self,
         open_requests: OpenRequests,
-        post: Callable[[SleepEngine | WakeEngine], None],
+        post: Callable[[SleepEngine | WakeEngine | ResumeEngine], None],
         stats: Callable[[], EngineStats],
     ) -> None:
         self._open_requests = open_requests
@@ -49,8 +49,12 @@ class Availability:
         return engine_state
 
     def drain(self, when_done: Callable[[], None]) -> None:
-        """Refuses new requests for good; calls ``when_done``, on any thread, when none is open."""
+        """Refuses new requests for good; calls ``when_done``, on any thread, when none is open.
+
+        A paused engine runs on: requests that it keeps would not end before.
+        """
         self._draining = Draining("the daemon finishes what it has and ends: try again when it has been started anew")
+        self._post(ResumeEngine("drain", QueueChannel()))
         self._open_requests.when_none(when_done)
 
     def sleep(self, request_id: str, channel: ReturnChannel, level: int = 1) -> None:

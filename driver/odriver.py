@@ -275,7 +275,8 @@ class oDriver:
         return listed(self._open_requests.all(), time.monotonic(), order, limit, client)
 
     def drain(self, when_done: Callable[[], None]) -> None:
-        """Refuses new requests; calls ``when_done``, on any thread, when none is open."""
+        """Refuses new requests, and resumes if it is paused; calls ``when_done``, on any thread,
+        when no request is open."""
         self._availability.drain(when_done)
 
     @property

@@ -17,7 +17,7 @@ from fakes import FakeEngine, FakeTokenizer
 from gateways import chat, gateway
 from test_gateway_operators import FILE, OPS
 
-from driver.errors import Asleep, DriverStopped, InvalidRequest, Overloaded
+from driver.errors import Asleep, Draining, DriverStopped, InvalidRequest, Overloaded
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, ReturnSample
 from engine.hub.roots import Root
@@ -142,6 +142,21 @@ def test_a_paused_driver_keeps_its_requests_and_holds_new_ones(served: Served) -
     assert served.resume().text == "serving"
     assert held.end()[1].weight_versions == [(2, 0)]
     assert len(first.token_ids) + len(kept.end()[0]) == 15_000
+
+
+def test_a_paused_driver_that_drains_resumes(served: Served) -> None:
+    """What it keeps and what it holds finish at once, and it is paused no more."""
+    kept = served.ask("a", 15_000)
+    kept.get()
+    served.pause().get()
+    held, drained = served.ask("b"), threading.Event()
+
+    served.driver.drain(drained.set)
+
+    with pytest.raises(Draining):
+        served.pause()
+    assert held.end()[1].finish_reason == kept.end()[1].finish_reason == "length"
+    assert drained.wait(PATIENCE)
 
 
 class Gate(threading.Semaphore):
