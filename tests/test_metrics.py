@@ -5,8 +5,9 @@ import logging
 import socket
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from urllib.error import HTTPError
 
@@ -19,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_driver import build_driver, error_of, submit
 
 from driver.metrics.driver_metrics import DriverMetrics
-from driver.metrics.request_metrics import RequestMetrics, SampleTimes, timings_of
+from driver.metrics.request_metrics import PromptTokens, RequestMetrics, SampleTimes, timings_of
 from driver.odriver import oDriver
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel, Timings
@@ -193,7 +194,7 @@ def test_the_phases_of_a_request_add_up() -> None:
     }  # fmt: skip
     assert dict(metrics.time_to_first_token_seconds.cumulative())[1.0] == 1
     assert dict(metrics.time_to_first_token_seconds.cumulative())[0.75] == 0
-    assert (metrics.prompt_tokens, metrics.prompt_tokens_cached, metrics.prompt_tokens_from_host) == (3, 2, 1)
+    assert metrics.prompt_tokens == PromptTokens(computed=1, cached=1, from_host=1)
     assert metrics.request_prompt_tokens.bounds == (1, 2, 5, 10, 20, 50, 100, 200)
     assert timings_of(request) == Timings(
         queue_time_s=pytest.approx(0.4),
@@ -202,6 +203,42 @@ def test_the_phases_of_a_request_add_up() -> None:
         decode_time_s=1.0,
         tokens_per_second=3.0,
     )
+
+
+class Scraped(Opened, frozen=True):
+    """A request whose tokens are looked up while Prometheus scrapes."""
+
+    scrape: Callable[[], None] = lambda: None
+
+    def num_cached_tokens(self, index: int) -> int:
+        self.scrape()
+        return super().num_cached_tokens(index)
+
+    def num_host_tokens(self, index: int) -> int:
+        self.scrape()
+        return super().num_host_tokens(index)
+
+
+def test_prompt_tokens_by_source_never_fall() -> None:
+    """Whenever they are read: a counter that falls has begun anew, to Prometheus, and is added as a whole."""
+    scrapes: list[list[float]] = []
+    with build_driver() as driver:
+
+        def scrape() -> None:
+            found = values(exposed(driver))
+            scrapes.append([value for name, value in found.items() if name.startswith("vllm:prompt_tokens")])
+
+        request = OpenRequest(ActiveRequest(request_id="a", channel=QueueChannel()), "a")
+        sequence = Sequence(
+            "a", [1] * 9, SamplingParams(), frozenset(), max_tokens=9, seed=0, num_cached_tokens=8, num_host_tokens=3
+        )
+        opened = Scraped(request, [sequence], [], 9, SamplingParams(), scrape=scrape)
+        for _ in range(2):
+            SampleTimes(driver.request_metrics, opened, 0).add_tokens(1, 1.0)
+        scrape()
+
+    assert scrapes[-1] == [18, 16, 2, 10, 6]
+    assert all(now >= before for early, late in pairwise(scrapes) for before, now in zip(early, late, strict=True))
 
 
 def test_a_request_without_a_token_has_no_timings_and_one_with_a_single_one_no_rate() -> None:

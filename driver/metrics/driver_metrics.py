@@ -36,11 +36,11 @@ class DriverMetrics(Collector):
         status, requests = self._driver.status(), self._driver.request_metrics
         yield from self._gauges(status)
         yield from self._counters(status, requests)
-        cached, host = requests.prompt_tokens_cached, requests.prompt_tokens_from_host
+        prompts = requests.prompt_tokens
         sources = {
-            "local_compute": requests.prompt_tokens - cached,
-            "local_cache_hit": cached - host,
-            "external_kv_transfer": host,
+            "local_compute": prompts.computed,
+            "local_cache_hit": prompts.cached,
+            "external_kv_transfer": prompts.from_host,
         }
         yield self._by_label("vllm:prompt_tokens_by_source", "Prompt tokens by where they came from", "source", sources)
         copied = {"GPU_to_CPU": status.host_bytes_stored, "CPU_to_GPU": status.host_bytes_loaded}
@@ -133,10 +133,11 @@ class DriverMetrics(Collector):
         yield config
 
     def _counters(self, status: DriverStatus, requests: RequestMetrics) -> Iterable[Metric]:
+        prompts = requests.prompt_tokens
         for name, meaning, value in (
             ("vllm:num_preemptions", "Times that a sequence lost its pages to another", status.preemptions),
-            ("vllm:prompt_tokens", "Tokens of the prompts that were answered", requests.prompt_tokens),
-            ("vllm:prompt_tokens_cached", "Of them, those found in the prefix cache", requests.prompt_tokens_cached),
+            ("vllm:prompt_tokens", "Tokens of the prompts that were answered", sum(prompts)),
+            ("vllm:prompt_tokens_cached", "Of them, those found in the prefix cache", prompts.cached + prompts.from_host),
             ("vllm:generation_tokens", "Tokens generated", status.generated_tokens),
             ("vllm:spec_decode_num_drafts", "Rows that verified drafted tokens", status.num_drafts),
             ("vllm:spec_decode_num_draft_tokens", "Drafted tokens that were verified", status.num_draft_tokens),

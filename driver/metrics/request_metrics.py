@@ -30,6 +30,16 @@ class Latencies(NamedTuple):
     e2e: float
 
 
+class PromptTokens(NamedTuple):
+    """Prompt tokens by where their keys and values came from."""
+
+    computed: int = 0
+    cached: int = 0
+    """From the device's part of the prefix cache."""
+    from_host: int = 0
+    """From the host's part."""
+
+
 class RequestMetrics:
     """Histograms and counts since the start. The summary thread writes, any may read."""
 
@@ -49,11 +59,9 @@ class RequestMetrics:
         self.request_params_max_tokens = Histogram(tokens)
         self.request_params_n = Histogram(_SAMPLES)
         self.request_max_num_generation_tokens = Histogram(tokens)
-        self.prompt_tokens = 0
-        """Of requests that have a first token; next, the part that came from the cache, and of that
-        the part that came from the host's memory."""
-        self.prompt_tokens_cached = 0
-        self.prompt_tokens_from_host = 0
+        self.prompt_tokens = PromptTokens()
+        """Of requests that have a first token. It is replaced, whole, so that who reads it between
+        two of its numbers does not see one fall."""
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self._recent: deque[Latencies] = deque(maxlen=RECENT)
 
@@ -99,14 +107,23 @@ class SampleTimes:
         if self._first_at is None:
             self._first_at = now
             self._metrics.time_to_first_token_seconds.observe(now - self._received_at)
-            self._metrics.prompt_tokens += self._opened.num_prompt_tokens
-            self._metrics.prompt_tokens_cached += self._opened.num_cached_tokens(self._index)
-            self._metrics.prompt_tokens_from_host += self._opened.num_host_tokens(self._index)
+            self._add_prompt()
             request.first_token_at = request.first_token_at or now
             request.scheduled_at = request.scheduled_at or self._sequence.scheduled_at
         else:
             self._metrics.inter_token_latency_seconds.observe(now - self._last_at)
         self._last_at = now
+
+    def _add_prompt(self) -> None:
+        found = self._opened.num_cached_tokens(self._index)
+        # at most: the execution thread may have found more in between, after a preemption
+        from_host = min(found, self._opened.num_host_tokens(self._index))
+        before = self._metrics.prompt_tokens
+        self._metrics.prompt_tokens = PromptTokens(
+            before.computed + self._opened.num_prompt_tokens - found,
+            before.cached + found - from_host,
+            before.from_host + from_host,
+        )
 
     def finish(self, reason: str, now: float) -> None:
         """Notes that the sample has ended."""
