@@ -219,7 +219,7 @@ def test_a_channel_that_raises_ends_its_request(served: oDriver, ended: Queue[st
         params = {"max_tokens": 30} if name == "poison" else {"no_such": 1}
         served.submit_request(ActiveRequest(request_id=name, channel=Raising(), prompt="abc", params=params))
     served.submit_tokenizer_request(TokenizerRequest(request_id="t", channel=Raising(), prompt="x"))
-    served.profile("profile", None, Raising())
+    served.operations.profile("profile", None, Raising())
 
     assert text_of(ask(served, "after")) == "abc" * 10
     assert {ended.get(timeout=PATIENCE) for _ in range(3)} == {"poison", "invalid", "after"}
