@@ -161,7 +161,9 @@ def test_what_else_is_wrong_is_said_before_its_weights_come(hub: FakeHub, tmp_pa
 
 
 def test_a_tokenizer_may_be_another_models(hub: FakeHub, tmp_path: Path) -> None:
-    """By its name; a model without one is refused before its weights come."""
+    """By its name, with the config.json that tells its family; a model without one is refused
+    before its weights come.
+    """
     alone = hub.repositories["acme/alone"] = build_checkpoint(tmp_path / "alone", "qwen3")
     with pytest.raises(
         ConfigurationError, match=r"acme/alone has no tokenizer\.json, .* name a model that has one with --tok"
@@ -171,7 +173,8 @@ def test_a_tokenizer_may_be_another_models(hub: FakeHub, tmp_path: Path) -> None
 
     config = fetch(model="acme/alone", tokenizer=NAME)
 
-    assert sorted(path.name for path in Path(config.tokenizer or "").iterdir()) == sorted(TOKENIZER)
+    files = sorted(path.name for path in Path(config.tokenizer or "").iterdir())
+    assert files == sorted(["config.json", *TOKENIZER])
     assert (config.directory / "model.safetensors").stat().st_size == (alone / "model.safetensors").stat().st_size
 
 

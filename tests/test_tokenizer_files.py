@@ -11,7 +11,8 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
-from tokenizer_files import CORPUS, build_byte_level, write_tokenizer
+from tokenizer_files import CORPUS, SPECIAL, build_byte_level, write_tokenizer
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
 
 from driver.text.byte_pairs import LLAMA_PATTERN, PATTERNS
 from driver.text.detokenizer import Detokenizer
@@ -169,6 +170,50 @@ def test_grammars_know_the_tokens_of_each_kind(tmp_path: Path, kind: str) -> Non
 
     token_ids = tokenizer.encode_word("the fox 😀")
     assert theirs.decode_bytes(token_ids).decode().strip() == "the fox 😀"
+
+
+def build_unusual() -> Tokenizer:
+    """One that normalises, cuts, decodes and ends a text as no class of transformers would."""
+    tokenizer = build_byte_level()
+    digits, letters = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, letters])
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip("!", 0, 1)])
+    token_id = tokenizer.token_to_id("<|end|>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <|end|>", special_tokens=[("<|end|>", token_id)]
+    )
+    return tokenizer
+
+
+CLASSES = ["GPT2Tokenizer", "LlamaTokenizerFast", "GemmaTokenizerFast", "CohereTokenizerFast", "Qwen2Tokenizer"]
+
+
+@pytest.mark.parametrize("model_type", [None, "llama", "qwen2", "qwen3_5", "gemma3_text", "cohere2", "deepseek_v3"])
+@pytest.mark.parametrize("tokenizer_class", [None, "PreTrainedTokenizerFast", *CLASSES])
+def test_a_tokenizer_json_is_taken_as_it_is(
+    tmp_path: Path, model_type: str | None, tokenizer_class: str | None
+) -> None:
+    """Whatever class its config names, or transformers has for the family: all but the tokens that
+    tokenizer_config.json adds, and names.
+    """
+    unusual = build_unusual()
+    unusual.save(str(tmp_path / "tokenizer.json"))
+    added = {str(unusual.get_vocab_size()): {"content": "<think>", "special": False}}
+    config = {"eos_token": "<|end|>", "added_tokens_decoder": added, "auto_map": {"AutoTokenizer": [None, "x.Y"]}}
+    config |= {"add_bos_token": True} | ({"tokenizer_class": tokenizer_class} if tokenizer_class else {})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if model_type is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+
+    tokenizer = HuggingFaceTokenizer(tmp_path)
+
+    ours, theirs = json.loads(tokenizer.definition()), json.loads(unusual.to_str())
+    assert [token["content"] for token in ours.pop("added_tokens")] == [*SPECIAL, "<think>"]
+    del theirs["added_tokens"]
+    assert ours == theirs
+    assert tokenizer.encode("The FOX 12") == unusual.encode("The FOX 12").ids
+    assert tokenizer.eos_token_ids == (unusual.token_to_id("<|end|>"),)
 
 
 def test_a_tokenizer_json_comes_first(tmp_path: Path) -> None:

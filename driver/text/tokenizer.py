@@ -12,6 +12,7 @@ from driver.text.least_tokens import LeastTokens
 from driver.text.token_bytes import token_bytes
 from driver.text.tokenizer_files import loadable
 from engine.errors import ConfigurationError
+from engine.hub.small_files import TOKENIZER
 from engine.request_limits import ServingLimits
 
 SLACK = 8
@@ -121,11 +122,9 @@ def _load(directory: Path) -> Any:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     # Our batches have one text; threads for more would be warned of at each fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers import AutoTokenizer
-
     try:
         with loadable(directory) as files:
-            tokenizer = AutoTokenizer.from_pretrained(files, local_files_only=True, mistral_format=False)
+            tokenizer = _class_for(files).from_pretrained(files, local_files_only=True)
     except ConfigurationError:
         raise
     # the tokenizers library raises bare Exception for a file it can't read
@@ -134,6 +133,21 @@ def _load(directory: Path) -> Any:
     if not tokenizer.is_fast:
         raise ConfigurationError(f"{directory} holds a slow tokenizer: convert it to a tokenizer.json first")
     return tokenizer
+
+
+def _class_for(files: Path) -> Any:
+    """The class of transformers that takes the files as they are.
+
+    Of a tokenizer.json a model's own class (GPT2Tokenizer, Qwen2Tokenizer, LlamaTokenizer) would
+    take vocabulary and merges alone, and normalise and cut words in its own way.
+    """
+    if (files / TOKENIZER).is_file():
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def _check_templates(templates: Any, directory: Path) -> None:

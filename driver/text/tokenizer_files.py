@@ -46,9 +46,7 @@ def _convert(path: Path, made: Path) -> None:
             shutil.copyfile(file, made / file.relative_to(directory))
     config = _json(directory / CONFIG)
     definition, special = _definition(path, config)
-    # The class of transformers that takes a tokenizer.json as it is.
-    config = special | config | {"tokenizer_class": "PreTrainedTokenizerFast"}
-    config.pop("auto_map", None)  # code of the model's, which is never run
+    config = special | config
     start = _text(config.get("bos_token") or "")
     ids = {token["content"]: token["id"] for token in definition["added_tokens"]}
     if start in ids and config.get("add_bos_token") is not False:

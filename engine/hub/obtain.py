@@ -31,7 +31,9 @@ def obtained(config: EngineConfig, report: Report) -> EngineConfig:
     model = config.model or str(config.directory)
     directory, weights_url = small_files(model, config.revision)
     check_family(directory)
-    tokenizer = None if config.tokenizer is None else small_files(config.tokenizer, None, TOKENIZER_FILES)[0]
+    # A family that config.json names cuts the words of a file that doesn't say how.
+    files = ("config.json", *TOKENIZER_FILES)
+    tokenizer = None if config.tokenizer is None else small_files(config.tokenizer, None, files)[0]
     if vocabulary_file(tokenizer or directory) is None:
         raise ConfigurationError(f"{config.tokenizer or model} {NO_VOCABULARY}")
     chosen_generation_config(config.generation_config, directory)
