@@ -32,6 +32,7 @@ from engine.models.weights.int4 import Int4Experts
 from engine.models.weights.published import packed, stored
 from engine.models.weights.published.dequantised import Dequantised
 from engine.models.weights.published.fp8 import fp8
+from engine.models.weights.published.gptq import gptq
 from engine.models.weights.published.mxfp4 import MXFP4
 from engine.models.weights.sources.checkpoint import open_checkpoint
 from engine.models.weights.sources.tensor_source import Arrays
@@ -301,6 +302,27 @@ def test_biases_of_zeros_are_no_other_model(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match=r"q_proj\.bias is in the checkpoint, but"):
         load(rewrite(tmp_path, "gptq", **{f"{Q_PROJ}.bias": np.full(64, 0.1, np.float16)}))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("layout", ["gptq", "gptq_v2"])
+def test_zeros_of_gptq_are_what_its_layout_says(bits: int, layout: str) -> None:
+    """Those of 0 too, for which the first layout's words, less one in each number, have borrowed."""
+    outputs, inputs, per, zeros = 8, 32, 32 // bits, np.array([0, 7, 8, 0, 5, 9, 10, 0], np.uint32)
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    words = np.bitwise_or.reduce(zeros.reshape(1, -1, per) << shifts, axis=-1)
+    less_one = np.uint32({4: 0x11111111, 8: 0x01010101}[bits])  # convert_gptq_v2_to_v1_format
+    numbers = np.random.default_rng(0).integers(2**bits, size=(inputs // per, per, outputs), dtype=np.uint32)
+    tensors = {
+        "m.qweight": np.bitwise_or.reduce(numbers << shifts[:, None], axis=1).view(np.int32),
+        "m.qzeros": (words - less_one if layout == "gptq" else words).view(np.int32),
+        "m.scales": np.ones((1, outputs), np.float16),
+    }
+    config = {"bits": bits, "group_size": inputs, "checkpoint_format": layout}
+
+    read = gptq(config).tensors(Arrays(tensors))["m.weight"].read((slice(None), slice(None)))
+
+    np.testing.assert_array_equal(read, numbers.reshape(inputs, outputs).T - zeros[:, None].astype(np.float32))
 
 
 @pytest.mark.parametrize("name", ["k_proj.k_scale", "kv_scale", "attn.v_scale", "v_proj.output_scale"])

@@ -15,7 +15,9 @@ from engine.models.weights.sources.tensor_source import TensorSource
 
 WORDS = ".qweight"
 LAYOUTS = {"gptq": 1, "gptq_v2": 0}
-"""What is added to a stored zero: the first layout has each less one."""
+"""What is added to each stored zero. For the first layout GPTQModel subtracts 1 from every number of
+a word by one subtraction of the word, so a zero of 0 borrows from the next number.
+"""
 
 
 class _Fields(msgspec.Struct):

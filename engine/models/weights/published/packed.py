@@ -16,8 +16,8 @@ WORD = 32
 BITS = (4, 8)
 
 
-def unpack(words: NDArray[np.int32], bits: int, order: Sequence[int] = ()) -> NDArray[np.uint8]:
-    """i32[..., n] -> u8[..., n * 32 / bits], the lowest bits of a word first, or in an order."""
+def unpack(words: NDArray[np.int32 | np.uint32], bits: int, order: Sequence[int] = ()) -> NDArray[np.uint8]:
+    """32 bits [..., n] -> u8[..., n * 32 / bits], the lowest bits of a word first, or in an order."""
     words = np.ascontiguousarray(words)
     if bits == 8:
         return words.view(np.uint8)
@@ -40,7 +40,7 @@ class Zeros:
     name: str | None = None
     packed_axis: int | None = None
     added: int = 0
-    """To each as it is stored."""
+    """To each as it is stored; in a word of packed ones with a carry, as it was taken away."""
 
 
 @dataclass(frozen=True)
@@ -148,17 +148,19 @@ class PackedTensor:
         """Like ``_scales``, or the one of all."""
         if self.zeros.name is None:
             return self.zeros.added
-        zeros = self._read(self.zeros.name, (rows, slice(0, self.groups)), self.zeros.packed_axis)
-        return zeros.astype(np.float32) + np.float32(self.zeros.added)
+        index = rows, slice(0, self.groups)
+        return self._read(self.zeros.name, index, self.zeros.packed_axis, self.zeros.added).astype(np.float32)
 
-    def _read(self, name: str, index: tuple[slice, slice], axis: int | None) -> NDArray[Any]:
-        """[out, in] of a stored tensor, or [in, out], unpacked along one of its axes."""
+    def _read(self, name: str, index: tuple[slice, slice], axis: int | None, added: int = 0) -> NDArray[Any]:
+        """[out, in] of a stored tensor, or [in, out], unpacked along one of its axes, and ``added``."""
         stored = index[::-1] if self.transposed else index
         if axis is None:
-            return self.source.read(name, stored)
+            return self.source.read(name, stored) + np.int16(added)
         per, along = WORD // self.bits, stored[axis]
         outer = slice(along.start // per, -(-along.stop // per))
         words = self.source.read(name, tuple(outer if axis == number else stored[number] for number in (0, 1)))
+        if added:
+            words = words.view(np.uint32) + np.uint32(added * ((2**WORD - 1) // (2**self.bits - 1)))
         numbers = unpack(words.T if axis == 0 else words, self.bits, self.order)
         numbers = numbers[:, along.start - outer.start * per : along.stop - outer.start * per]
         return numbers.T if axis == 0 else numbers
