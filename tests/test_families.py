@@ -34,6 +34,14 @@ def build_model(directory: Path, family: str = "llama", *, without: tuple[str, .
     return directory
 
 
+def build_wrapped(directory: Path, outer: dict[str, Any], inner: dict[str, Any]) -> Path:
+    """A directory with the config.json of a model around a text model."""
+    config = VARIANTS["gemma3_vision"].config
+    text = {key: value for key, value in config["text_config"].items() if key not in ("eos_token_id", "torch_dtype")}
+    (directory / "config.json").write_text(json.dumps({**config, **outer, "text_config": {**text, **inner}}))
+    return directory
+
+
 def build_spec(
     *,
     num_kv_heads: int = 2,
@@ -266,6 +274,36 @@ def test_eos_ids_are_those_of_both_files(
     config = read_model_config(directory)
 
     assert config.eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "expected"),
+    [
+        ({"eos_token_id": [1, 106]}, {"eos_token_id": 1}, (1, 106)),
+        ({"eos_token_id": 106}, {"eos_token_id": None}, (106,)),
+        ({"eos_token_id": None}, {"eos_token_id": [1, 2]}, (1, 2)),
+        ({"eos_token_id": [106]}, {}, (106,)),
+        ({}, {"eos_token_id": None}, ()),
+        ({}, {}, (1,)),
+    ],
+)
+def test_eos_ids_may_be_beside_a_text_model_and_within(
+    tmp_path: Path, outer: dict[str, Any], inner: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    """All of them end an output, as Gemma 3's end of a turn, which only the outer list has."""
+    assert read_model_config(build_wrapped(tmp_path, outer, inner)).eos_token_ids == expected
+
+
+def test_what_is_beside_a_text_model_holds_where_it_says_nothing_itself(tmp_path: Path) -> None:
+    """With a null too; what it does say goes first."""
+    quantised = {"quantization_config": {"quant_method": "fp8"}, "dtype": "bfloat16"}
+    nulls = {"quantization_config": None, "compression_config": None, "dtype": None}
+
+    said = read_model_config(build_wrapped(tmp_path, {**quantised, "torch_dtype": None}, nulls))
+    unsaid = read_model_config(build_wrapped(tmp_path, {"dtype": "bfloat16"}, {"dtype": "float16"}))
+
+    assert said.published is not None and said.dtype == "bfloat16"
+    assert unsaid.published is None and unsaid.dtype == "float16"
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,10 @@ from engine.request_limits import MOST_EOS_TOKEN_IDS
 TIED = "tie_word_embeddings"
 """Beside a ``text_config`` it counts, not within. If it is not there, the weights decide."""
 
-SHARED = ("dtype", "torch_dtype", *KEYS, "eos_token_id")
+SHARED = ("dtype", "torch_dtype", *KEYS)
 """Keys that may be beside a ``text_config`` instead of within."""
+EOS = "eos_token_id"
+"""Beside a ``text_config`` it adds to those within: a chat's end is often there alone."""
 
 
 class _Kind(msgspec.Struct):
@@ -123,9 +125,11 @@ def _unwrapped(
         isinstance(families.get(kind), Family),
         f"text_config has model_type {kind!r}, which is not supported; supported are {', '.join(families)}",
     )
-    outer = {key: given[key] for key in SHARED if key in given}
+    outer = {key: given[key] for key in SHARED if text.get(key) is None and given.get(key) is not None}
     own = {TIED: given[TIED]} if TIED in given else {}
-    return wrapper, {**outer, **text, **own, **wrapper.fixed}
+    if ids := [number for config in (text, given) for number in ids_of(msgspec.convert(config, _Eos).eos_token_id)]:
+        own[EOS] = ids
+    return wrapper, {**text, **outer, **own, **wrapper.fixed}
 
 
 def _family(given: dict[str, Any], families: Mapping[str, Family | Wrapper]) -> Family | Wrapper:
