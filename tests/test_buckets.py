@@ -23,6 +23,7 @@ from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.models.weights.sources.bucket_source import BucketCheckpoint
+from engine.models.weights.sources.checkpoint import open_checkpoint
 from engine.models.weights.sources.opening import open_weights
 from engine.models.weights.store import load_decoder
 
@@ -105,6 +106,17 @@ def test_a_changed_model_is_read_anew(bucket: storage.Bucket, tmp_path: Path) ->
 
     assert json.loads((directory / "config.json").read_text())["vocab_size"] == 7
     assert "model.safetensors.index.json" not in {path.name for path in directory.iterdir()}
+
+
+def test_a_single_file_in_a_bucket_goes_before_an_index(bucket: storage.Bucket, tmp_path: Path) -> None:
+    """As in a directory; the index may be of files that are there no more."""
+    directory = build(tmp_path / "model")
+    stale = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(stale))
+    config = obtain(upload(bucket, directory, "stale"))
+
+    with open_weights(config.directory, config.weights_url) as source:
+        assert set(source.names) == set(open_checkpoint(directory).names)
 
 
 def test_what_is_wrong_with_a_bucket_is_said(bucket: storage.Bucket, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from engine.errors import ConfigurationError, DownloadFailed
 from engine.hub import hugging_face
 from engine.hub.names import Place, place_of, served_name
 from engine.hub.obtain import obtained
+from engine.models.weights.sources.checkpoint import weight_files
 from engine.progress import Progress
 from ipc.client import Client
 from ipc.commands.plan_command import _config_file
@@ -74,6 +75,17 @@ def test_a_name_is_downloaded_and_served_under_it(hub: FakeHub, capsys: pytest.C
     assert progress[-1] == Progress("downloading the model", size, size, "bytes")
     assert hub.names("GET") == first
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_single_file_goes_before_an_index(hub: FakeHub, tmp_path: Path) -> None:
+    """On the hub as in a directory: the shards beside it do not come."""
+    single = build_checkpoint(tmp_path / "single", "qwen3") / "model.safetensors"
+    shutil.copy(single, hub.repositories[NAME])
+
+    directory = fetch().directory
+
+    assert [name for name in hub.names("GET") if name.endswith(".safetensors")] == ["model.safetensors"]
+    assert weight_files(directory) == [directory / "model.safetensors"]
 
 
 def test_a_cut_connection_is_resumed(hub: FakeHub) -> None:

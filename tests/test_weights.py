@@ -22,7 +22,7 @@ from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
 from engine.models.weights import store, verification
 from engine.models.weights.placement import device_parts
-from engine.models.weights.sources.checkpoint import Checkpoint, open_checkpoint
+from engine.models.weights.sources.checkpoint import Checkpoint, open_checkpoint, stored_names
 from engine.models.weights.sources.opening import check_weights
 from engine.models.weights.sources.tensor_source import Arrays
 from engine.models.weights.store import parameter_bytes, put
@@ -289,6 +289,15 @@ def test_a_tensor_in_no_shard_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match=f"{re.escape(Q_PROJ)} is not in the checkpoint"):
         load(directory)
+
+
+def test_an_index_beside_a_single_file_is_not_read(tmp_path: Path) -> None:
+    """Neither for the weights nor for their names, as in transformers: it is left of other files."""
+    directory = build_checkpoint(tmp_path, files=1)
+    stale = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(stale))
+
+    assert stored_names(directory) == open_checkpoint(directory).names != {"lm_head.weight"}
 
 
 @pytest.mark.parametrize("index", ["{", "{}", '{"weight_map": ["model.safetensors"]}'])

@@ -7,6 +7,7 @@ from caching.cpu_kernels import cache_home
 from engine.errors import ConfigurationError
 from engine.hub.small_files import is_small
 from engine.models.weights.sources.bucket_source import bucket_errors, bucket_path
+from engine.models.weights.sources.checkpoint import INDEX_FILE, SINGLE_FILE
 
 
 def copy_small(url: str) -> Path:
@@ -19,7 +20,10 @@ def copy_small(url: str) -> Path:
         raise ConfigurationError(f"{url} is no directory in a bucket: they are like gs://BUCKET/DIRECTORY")
     local = cache_home().joinpath("buckets", *parts)
     with bucket_errors(url):
-        files = {path.name: path for path in bucket_path(url).iterdir() if is_small(path.name)}
+        listed = {path.name: path for path in bucket_path(url).iterdir()}
+        files = {name: path for name, path in listed.items() if is_small(name)}
+        if SINGLE_FILE in listed:  # the index is not read, as in weight_names
+            files.pop(INDEX_FILE, None)
         if "config.json" not in files:
             raise ConfigurationError(f"{url} has no config.json: give the directory of a model in the bucket")
         local.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from engine.errors import ConfigurationError
 from engine.hub.problems import problem
-from engine.models.weights.sources.checkpoint import INDEX_FILE, SINGLE_FILE, shard_names
+from engine.models.weights.sources.checkpoint import INDEX_FILE, SINGLE_FILE, weight_names
 from engine.models.weights.sources.easydel import ARRAYS, TENSORSTORE_INDEX
 from engine.progress import Progress
 
@@ -43,12 +43,17 @@ def download_small(repository: str, revision: str | None, patterns: tuple[str, .
 
 def download_weights(repository: str, directory: Path, report: Report) -> None:
     """Complete a snapshot. Raises as ``download_small``, and first if the disk has no room."""
-    wanted = _weight_patterns(directory)
-    if wanted[0] != ARRAYS and all((directory / name).is_file() for name in wanted):
+    if (directory / TENSORSTORE_INDEX).is_file():
+        wanted = [ARRAYS]
+    elif all((directory / name).is_file() for name in weight_names(directory)):
         return
+    else:
+        wanted = [*weight_names(directory), SINGLE_FILE]
     commit = directory.name
     with _in_words(repository, commit):
         files = snapshot_download(repository, revision=commit, allow_patterns=wanted, dry_run=True)
+        # The one that weight_names prefers, where it has both.
+        files = [file for file in files if file.filename == SINGLE_FILE] or files
         if not files:
             raise ConfigurationError(_without_weights(repository, HfApi().list_repo_files(repository, revision=commit)))
         missing = [file for file in files if file.will_download]
@@ -109,12 +114,6 @@ def _counter(total: int, report: Report) -> type[Any]:
             super().close()
 
     return Counter
-
-
-def _weight_patterns(directory: Path) -> list[str]:
-    if (directory / TENSORSTORE_INDEX).is_file():
-        return [ARRAYS]
-    return shard_names(directory) if (directory / INDEX_FILE).is_file() else [SINGLE_FILE]
 
 
 def _without_weights(repository: str, names: list[str]) -> str:

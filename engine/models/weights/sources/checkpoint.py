@@ -89,19 +89,22 @@ def open_checkpoint(directory: Path) -> Checkpoint:
 
 def weight_files(directory: Path) -> list[Path]:
     """A model directory's safetensors files. Raises ConfigurationError if they are missing."""
-    if (directory / SINGLE_FILE).is_file():
-        return [directory / SINGLE_FILE]
-    if not (directory / INDEX_FILE).is_file():
-        raise ConfigurationError(_without_weights(directory))
-    paths = [directory / name for name in shard_names(directory)]
+    paths = [directory / name for name in weight_names(directory)]
     for path in paths:
         if not path.is_file():
+            if path.name == SINGLE_FILE:
+                raise ConfigurationError(_without_weights(directory))
             raise ConfigurationError(f"{INDEX_FILE} names {path.name}, which is not in {directory}: download it")
     return paths
 
 
-def shard_names(directory: Path) -> list[str]:
-    """The files of which the index in a directory says that they have the tensors."""
+def weight_names(directory: Path) -> list[str]:
+    """The files that have a model's tensors, by what a directory has of them.
+
+    As in transformers an index beside ``model.safetensors`` is not read: it is of other files.
+    """
+    if (directory / SINGLE_FILE).is_file() or not (directory / INDEX_FILE).is_file():
+        return [SINGLE_FILE]
     return sorted(set(read_json(directory / INDEX_FILE, _Index).weight_map.values()))
 
 
@@ -141,8 +144,8 @@ def _without_weights(directory: Path) -> str:
 
 def stored_names(directory: Path) -> Collection[str] | None:
     """The tensors of a model directory; None if its weights are elsewhere."""
-    if (directory / INDEX_FILE).is_file():
-        return read_json(directory / INDEX_FILE, _Index).weight_map.keys()
-    if not (directory / SINGLE_FILE).is_file():
+    if (directory / SINGLE_FILE).is_file():
+        return open_checkpoint(directory).names
+    if not (directory / INDEX_FILE).is_file():
         return None
-    return open_checkpoint(directory).names
+    return read_json(directory / INDEX_FILE, _Index).weight_map.keys()

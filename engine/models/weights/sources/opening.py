@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.models.weights.sources.checkpoint import INDEX_FILE, SINGLE_FILE, open_checkpoint, shard_names, weight_files
+from engine.models.weights.sources.checkpoint import open_checkpoint, weight_files, weight_names
 from engine.models.weights.sources.easydel import TENSORSTORE_INDEX, easydel_checkpoint
 from engine.models.weights.sources.tensor_source import TensorSource
 
@@ -23,9 +23,8 @@ def open_weights(directory: Path, url: str | None = None) -> Iterator[TensorSour
     else:
         from engine.models.weights.sources.bucket_source import STREAMS, bucket_checkpoint
 
-        files = shard_names(directory) if (directory / INDEX_FILE).is_file() else [SINGLE_FILE]
         with ThreadPoolExecutor(STREAMS, "bucket") as pool:
-            yield bucket_checkpoint(url, files, pool)
+            yield bucket_checkpoint(url, weight_names(directory), pool)
 
 
 def check_weights(directory: Path, url: str | None = None) -> None:
