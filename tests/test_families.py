@@ -432,6 +432,66 @@ def test_nonsense_in_a_family_s_own_keys_is_refused(
         read_model_config(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("variant", "keys"),
+    [
+        ("deepseek_v3", ("first_k_dense_replace", "v_head_dim", "routed_scaling_factor")),
+        ("dots1", ("max_window_layers", "first_k_dense_replace")),
+        ("granite_moe", ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")),
+        ("granite_hybrid", ("mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_expand", "num_experts_per_tok")),
+        ("ernie4_5_moe", ("moe_num_shared_experts", "moe_layer_end_index", "moe_layer_interval")),
+        ("gemma2", ("hidden_activation", "max_window_layers", "rms_norm_eps")),
+    ],
+)
+def test_a_null_is_as_good_as_no_key(tmp_path: Path, variant: str, keys: tuple[str, ...]) -> None:
+    """Where the key has no null among its values; the types of transformers accept it."""
+    config = {**VARIANTS[variant].config, "mamba_n_heads": 8, "mamba_d_head": "auto"}
+    for key in keys:
+        without = {name: value for name, value in config.items() if name != key}
+        (tmp_path / "config.json").write_text(json.dumps(without))
+        expected = read_model_config(tmp_path)
+
+        (tmp_path / "config.json").write_text(json.dumps({**without, key: None}))
+
+        assert read_model_config(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("variant", "key", "same"),
+    [
+        ("deepseek_v3", "norm_topk_prob", False),
+        ("deepseek_v3", "rope_interleave", False),
+        ("llama3", "attention_bias", False),
+        ("deepseek_v3", "n_group", 1),
+        ("deepseek_v3", "topk_group", 1),
+    ],
+)
+def test_a_switch_that_is_null_is_off(tmp_path: Path, variant: str, key: str, same: Any) -> None:
+    """Whatever its default, and experts without a number of groups have one."""
+    read = []
+    for value in (None, same):
+        config = {**VARIANTS[variant].config, **({"topk_group": 1} if key == "n_group" else {}), key: value}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        read.append(read_model_config(tmp_path))
+
+    assert read[0] == read[1]
+
+
+@pytest.mark.parametrize("where", ["beside", "inside"])
+def test_yarn_without_a_factor_stretches_to_the_context(tmp_path: Path, where: str) -> None:
+    """From the original one, as in transformers; a null for truncate is no."""
+    original = {"original_max_position_embeddings": 16}
+    rope = {"rope_type": "yarn", "factor": None, "truncate": None, **(original if where == "inside" else {})}
+    given = {"rope_scaling": rope, "max_position_embeddings": 64, **(original if where == "beside" else {})}
+    told = {**rope, "factor": 4.0, "truncate": False}
+
+    read = read_model_config(build_model(tmp_path / "without", **given))
+
+    assert read == read_model_config(build_model(tmp_path / "with", **{**given, "rope_scaling": told}))
+    with pytest.raises(ConfigurationError, match="'yarn' needs factor"):
+        read_model_config(build_model(tmp_path / "neither", rope_scaling={"rope_type": "yarn"}))
+
+
 def test_a_missing_size_is_refused(tmp_path: Path) -> None:
     """A config.json without one of the sizes is refused, naming it."""
     directory = build_model(tmp_path, without=("intermediate_size",))

@@ -31,6 +31,7 @@ from engine.models.weights import int4
 from engine.models.weights.int4 import Int4Experts
 from engine.models.weights.published import packed, stored
 from engine.models.weights.published.dequantised import Dequantised
+from engine.models.weights.published.formats import published_format
 from engine.models.weights.published.fp8 import fp8
 from engine.models.weights.published.gptq import gptq
 from engine.models.weights.published.mxfp4 import MXFP4
@@ -329,6 +330,19 @@ def test_zeros_of_gptq_are_what_its_layout_says(bits: int, layout: str) -> None:
 def test_scales_of_pages_are_not_read(tmp_path: Path, name: str) -> None:
     """By all the names that publishers have for them."""
     load(rewrite(tmp_path, "fp8_tensor", **{f"model.layers.0.self_attn.{name}": np.ones((), np.float32)}))
+
+
+@pytest.mark.parametrize(
+    ("method", "nulls"),
+    [("gptq", ("checkpoint_format", "is_marlin_format", "group_size")), ("awq", ("version", "group_size", "w_bit"))],
+)
+def test_a_null_of_a_format_is_as_good_as_no_key(method: str, nulls: tuple[str, ...]) -> None:
+    """As GPTQModel and AutoAWQ may write what was not chosen."""
+    given = {"quant_method": method, "bits": 4}
+
+    read = published_format({"quantization_config": given | dict.fromkeys(nulls)})
+
+    assert read == published_format({"quantization_config": given})
 
 
 @pytest.mark.parametrize(

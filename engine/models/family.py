@@ -11,7 +11,7 @@ from caching.attention.spec import AttentionSpec
 from engine.models.feed_forward import ACTIVATIONS, Activation, GatedSpec
 from engine.models.layers.mixer import MixerSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
-from engine.models.requirements import Count, Layers, Positive, require, require_one_of
+from engine.models.requirements import Count, Layers, Positive, require, require_one_of, without_nulls
 from engine.models.rope_fields import LAYER_TYPES, RopeReader, Share, context_length
 from engine.models.spec import BlockSpec, FeedForwardSpec, ModelSpec, NormPlan, RopeSpec
 from engine.models.weights.parameters import TensorRule
@@ -98,6 +98,13 @@ class Family:
 
     ``ModelSpec.tensors`` has those of parameters that not every config of the family has.
     """
+
+    def filled(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """A config.json with what the family assumes. Raises UnsupportedError."""
+        given = without_nulls(given, self.fields)
+        for key, supported in {**SUPPORTED_VALUES, **self.supported}.items():
+            require_one_of(key, given.get(key, supported[0]), supported)
+        return {**self.defaults, **given, **self.fixed}
 
 
 @dataclass(frozen=True)

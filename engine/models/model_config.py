@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from engine.errors import ConfigurationError
-from engine.models.family import SUPPORTED_VALUES, Family, Wrapper
+from engine.models.family import Family, Wrapper
 from engine.models.family_names import FAMILIES, unsupported
 from engine.models.generation_config import ids_of, read_generation_config
-from engine.models.requirements import UnsupportedError, require, require_one_of
+from engine.models.requirements import UnsupportedError, require
 from engine.models.spec import ModelSpec
 from engine.models.weights.published.formats import KEYS, MODELOPT_FILE, published_format
 from engine.models.weights.sources.checkpoint import read_json, stored_names
@@ -89,9 +89,7 @@ def read_config_file(path: Path, families: Path = FAMILIES) -> ModelSpec:
         wrapper, given = _unwrapped(given, families_in(families))
         family = _family(given, families_in(families))
         assert isinstance(family, Family)
-        for key, supported in {**SUPPORTED_VALUES, **family.supported}.items():
-            require_one_of(key, given.get(key, supported[0]), supported)
-        filled = {**family.defaults, **given, **family.fixed}
+        filled = family.filled(given)
         model = family.spec(msgspec.convert(filled, family.fields))
         eos = _eos_token_ids(path.parent, msgspec.convert(filled, _Eos))
         require(

@@ -1,6 +1,8 @@
 """Types and checks of config.json's keys."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from types import NoneType
+from typing import Annotated, Any, get_args
 
 import msgspec
 
@@ -24,3 +26,17 @@ def require_one_of(key: str, value: object, supported: tuple[Any, ...]) -> None:
     shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:80] + "..."
     named = ", ".join(str(other) for other in supported if other is not None) or "none"
     require(value in supported, f"{key} {shown} is not supported; supported: {named}")
+
+
+def without_nulls(given: Mapping[str, Any], fields: type[msgspec.Struct]) -> dict[str, Any]:
+    """Without the nulls of keys that have none among their values: these have their default.
+
+    A switch that is null is off, as Python's truth has it in the code of transformers.
+    """
+    types = {field.encode_name: field.type for field in msgspec.structs.fields(fields)}
+    values = {key: False if value is None and types.get(key) is bool else value for key, value in given.items()}
+    return {
+        key: value
+        for key, value in values.items()
+        if value is not None or key not in types or NoneType in get_args(types[key])
+    }

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from engine.models.requirements import Count, Positive, UnsupportedError, require, require_one_of
+from engine.models.requirements import Count, Positive, UnsupportedError, require, require_one_of, without_nulls
 from engine.models.spec import RopeSpec
 
 NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -82,11 +82,14 @@ class RopeReader:
         Raises UnsupportedError for parameters that would mean something else than a RopeSpec can.
         """
         try:
-            rope = msgspec.convert(dict(given), RopeFields)
+            rope = msgspec.convert(without_nulls(given, RopeFields), RopeFields)
         except msgspec.ValidationError as error:
             raise UnsupportedError(f"rope parameters: {error}") from error
         scaling = rope.rope_type or rope.type or "default"
         require_one_of("rope type", scaling, tuple(NEEDED))
+        known = self.original_max_position or rope.original_max_position_embeddings
+        if scaling == "yarn" and rope.factor is None and known:
+            rope = msgspec.structs.replace(rope, factor=self.max_position / known)
         for key in NEEDED[scaling]:
             require(getattr(rope, key) is not None, f"rope type {scaling!r} needs {key}")
         share = rope.partial_rotary_factor or self.rotary_share or 1

@@ -12,7 +12,7 @@ from engine.models.layers.expert_router import RouterSpec
 from engine.models.layers.experts import ExpertsSpec
 from engine.models.layers.latent_attention import LatentAttentionSpec
 from engine.models.requirements import Count, UnsupportedError, require_one_of
-from engine.models.spec import BlockSpec, ModelSpec
+from engine.models.spec import BlockSpec, ModelSpec, RopeSpec
 
 
 class LatentFields(SigmoidMoeFields):
@@ -31,8 +31,6 @@ class DeepseekV2Fields(LatentFields):
     """The family's own keys."""
 
     num_experts_per_tok: Count | None = None  # type: ignore[assignment]
-    n_group: Count | None = None  # type: ignore[assignment]
-    topk_group: Count | None = None  # type: ignore[assignment]
     topk_method: str = "greedy"
 
 
@@ -50,7 +48,7 @@ def latent_decoder_spec(fields: LatentFields) -> ModelSpec:
         fields.qk_nope_head_dim,
         fields.qk_rope_head_dim,
         fields.v_head_dim,
-        (fields.qk_nope_head_dim + fields.qk_rope_head_dim) ** -0.5 * _magnitude(fields) ** 2,
+        (fields.qk_nope_head_dim + fields.qk_rope_head_dim) ** -0.5 * _magnitude(fields, rope) ** 2,
         rope,
         fields.q_lora_rank,
         fields.attention_bias,
@@ -63,13 +61,13 @@ def latent_decoder_spec(fields: LatentFields) -> ModelSpec:
     return replace(model, blocks=tuple(map(latent, model.blocks)))
 
 
-def _magnitude(fields: LatentFields) -> float:
+def _magnitude(fields: LatentFields, rope: RopeSpec) -> float:
     """YaRN's factor of queries, and of keys, by ``mscale_all_dim``."""
     given = fields.rope_scaling or fields.rope_parameters or {}
-    share, factor = given.get("mscale_all_dim"), given.get("factor")
+    share, factor = given.get("mscale_all_dim"), given.get("factor") or rope.factor
     if given.get("rope_type", given.get("type", "default")) == "default" or not share:
         return 1.0
-    return 0.1 * share * math.log(factor) + 1.0 if factor and factor > 1 else 1.0
+    return 0.1 * share * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def deepseek_v2(fields: DeepseekV2Fields) -> ModelSpec:

@@ -27,8 +27,8 @@ class SigmoidMoeFields(Fields):
     num_experts_per_tok: Count = 8
     moe_intermediate_size: Count = 1408
     first_k_dense_replace: int = 1
-    n_group: Count = 1
-    topk_group: Count = 1
+    n_group: Count | None = 1
+    topk_group: Count | None = 1
     norm_topk_prob: bool = True
     routed_scaling_factor: Positive = 1.0
 
@@ -49,8 +49,8 @@ def with_sigmoid_experts(
         Scoring.SIGMOID,
         normalised=fields.norm_topk_prob,
         scale=fields.routed_scaling_factor,
-        groups=fields.n_group,
-        groups_per_token=fields.topk_group,
+        groups=fields.n_group or 1,
+        groups_per_token=fields.topk_group or 1,
         correction=True,
     )
     shared = GatedSpec(size * fields.n_shared_experts, activation=activation)

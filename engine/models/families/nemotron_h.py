@@ -91,8 +91,8 @@ class NemotronHFields(SigmoidMoeFields):
             Scoring.SIGMOID,
             self.norm_topk_prob,
             self.routed_scaling_factor,
-            self.n_group,
-            self.topk_group,
+            self.n_group or 1,
+            self.topk_group or 1,
             correction=True,
         )
         return ExpertsSpec(

@@ -13,7 +13,6 @@ import msgspec
 
 from engine.errors import ConfigurationError
 from engine.models.families.gemma4_text import FAMILY, Gemma4Fields, gemma4_layers, layer_types
-from engine.models.family import SUPPORTED_VALUES
 from engine.models.head_specs import AssistantSpec, Clusters
 from engine.models.heads.head_names import check_assistant
 from engine.models.layers.mixer import KeysAndValues
@@ -101,10 +100,8 @@ def _assistant(fields: _AssistantFields, model: ModelSpec, name: str) -> ModelSp
 
 def _text_fields(fields: _AssistantFields) -> Gemma4Fields:
     """The keys of its decoder. ``num_kv_shared_layers`` is all, whatever they say."""
-    given = {**FAMILY.defaults, **fields.text_config, **FAMILY.fixed}
+    given = FAMILY.filled(fields.text_config)
     require_one_of("model_type", given.get("model_type", FAMILY.model_type), (FAMILY.model_type,))
-    for key, supported in {**SUPPORTED_VALUES, **FAMILY.supported}.items():
-        require_one_of(key, given.get(key, supported[0]), supported)
     for key, none in NONE_OF.items():
         require_one_of(key, given.pop(key, none), (none,))
     given.pop("vocab_size_per_layer_input", None)  # nothing reads it

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from engine.models.requirements import require, require_one_of
+from engine.models.requirements import require, require_one_of, without_nulls
 from engine.models.weights.published.packed import WORD, PackedTensor, Zeros, group_size, matrix, packed_weights
 from engine.models.weights.published.stored import Format, QuantisedTensor, companion
 from engine.models.weights.sources.tensor_source import TensorSource
@@ -63,7 +63,7 @@ class AWQ:
 
 def awq(config: dict[str, Any]) -> Format:
     """The Format of a ``quantization_config``. Raises UnsupportedError."""
-    fields = msgspec.convert(config, _Fields)
+    fields = msgspec.convert(without_nulls(config, _Fields), _Fields)
     require_one_of("quantization_config's bits", fields.bits or fields.w_bit, (4,))
     require_one_of("quantization_config's version", fields.version.lower(), ("gemm",))
     require(fields.zero_point, "AWQ without zero_point is not supported")

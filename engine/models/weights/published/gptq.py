@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from engine.models.requirements import require, require_one_of
+from engine.models.requirements import require, require_one_of, without_nulls
 from engine.models.weights.published.packed import BITS, WORD, PackedTensor, Zeros, group_size, matrix, packed_weights
 from engine.models.weights.published.stored import Format, QuantisedTensor, companion
 from engine.models.weights.sources.tensor_source import TensorSource
@@ -69,7 +69,7 @@ class GPTQ:
 
 def gptq(config: dict[str, Any]) -> Format:
     """The Format of a ``quantization_config``. Raises UnsupportedError."""
-    fields = msgspec.convert(config, _Fields)
+    fields = msgspec.convert(without_nulls(config, _Fields), _Fields)
     require_one_of("quantization_config's bits", fields.bits, BITS)
     require_one_of("quantization_config's checkpoint_format", fields.checkpoint_format, tuple(LAYOUTS))
     require(not fields.is_marlin_format, "GPTQ in Marlin's layout is not supported")
