@@ -410,6 +410,13 @@ def test_an_older_key_names_the_format_too(tmp_path: Path) -> None:
     assert published is not None and re.fullmatch("compressed-tensors of int8", published.description)
 
 
+def test_scales_of_fbgemm_are_not_said_to_be_of_blocks() -> None:
+    """They are of outputs; 128 x 128 is the default of the other FP8 alone."""
+    for name, description in (("fp8_channel", "FP8"), ("fp8_blocks", "FP8 in blocks of 48 x 40")):
+        published = read_model_config(GOLDENS / name).published
+        assert published is not None and published.description == description
+
+
 def test_4_bits_are_served_in_4_where_8_do_not_fit() -> None:
     """By a daemon's arithmetic, unless the operator has chosen; the status says what is served."""
     served = served_model(EngineConfig(model=str(GOLDENS / "awq"), dtype="float32", max_num_seqs=1))

@@ -16,7 +16,7 @@ from engine.models.weights.sources.tensor_source import TensorSource
 
 
 class _Fields(msgspec.Struct):
-    """Its keys in ``quantization_config``; the default is transformers'."""
+    """Its keys in ``quantization_config``; the default is transformers' for ``fp8``."""
 
     weight_block_size: tuple[Count, Count] | None = (128, 128)
 
@@ -42,5 +42,6 @@ class FP8:
 
 def fp8(config: dict[str, Any]) -> Format:
     """The Format of a ``quantization_config``."""
-    block = msgspec.convert(config, _Fields).weight_block_size
+    by_output = config.get("quant_method") == "fbgemm_fp8"
+    block = None if by_output else msgspec.convert(config, _Fields).weight_block_size
     return FP8(()) if block is None else FP8((block,), f"FP8 in blocks of {block[0]} x {block[1]}")
