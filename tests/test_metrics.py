@@ -363,6 +363,47 @@ def hung_up_on(connection: socket.socket) -> bool:
         return True
 
 
+def test_a_stop_hangs_up_on_who_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """It waits for nobody, and logs nothing."""
+    server = MetricsServer("127.0.0.1", 0, lambda: None, Exposition())
+    server.start()
+    with connected(server) as idle:
+        while not server._open:
+            time.sleep(0.001)
+
+        server.stop()
+
+        assert not server._open and hung_up_on(idle)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("accept", ["application/openmetrics-text; version=abc", "text/plain;version=x;escaping=dots"])
+def test_a_format_without_sense_is_answered_in_the_plain_one(server: MetricsServer, accept: str) -> None:
+    """As one that is not ours."""
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{server.url}/metrics", headers={"Accept": accept})
+    ) as response:
+        assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert b"process_resident_memory_bytes" in response.read()
+
+
+def test_a_metric_that_fails_is_an_answer_and_in_the_log(
+    server: MetricsServer, exposition: Exposition, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And /health is served all the same."""
+    exposition.gauge("fails", "x", lambda: 1 / 0)
+
+    assert get(f"{server.url}/metrics") == (500, "see the daemon's log\n")
+
+    assert "ZeroDivisionError" in caplog.text
+    assert get(f"{server.url}/health") == (200, "")
+
+
+def test_an_ipv6_address_is_in_brackets() -> None:
+    """In the address that a start prints, too."""
+    assert MetricsServer("::1", 8001, lambda: None, Exposition()).url == "http://[::1]:8001"
+
+
 def test_who_says_a_byte_now_and_then_is_hung_up_on(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is when the whole request is there, not when something last came."""
     monkeypatch.setattr(metrics_server, "DEADLINE", 0.2)

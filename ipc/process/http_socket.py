@@ -54,4 +54,9 @@ def listen(host: str, port: int) -> socket.socket:
 def url_of(listening: socket.socket, *, is_encrypted: bool) -> str:
     """The address for a browser on this machine."""
     host, port = listening.getsockname()[:2]
+    return http_url(host, port, is_encrypted=is_encrypted)
+
+
+def http_url(host: str, port: int, *, is_encrypted: bool = False) -> str:
+    """With an IPv6 address in brackets."""
     return f"{'https' if is_encrypted else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

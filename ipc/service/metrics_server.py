@@ -9,6 +9,7 @@ oldest is closed, since an honest request is short.
 import asyncio
 import errno
 import io
+import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -16,10 +17,14 @@ from email.message import Message
 from http import HTTPStatus
 from http.client import HTTPException, parse_headers
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from ipc.errors import AddressError, AddressInUse
+from ipc.process.http_socket import http_url
 from ipc.service.exposition import Exposition
+
+logger = logging.getLogger(__name__)
 
 DEADLINE = 10.0
 """Seconds that a request may take to come and its answer to be read."""
@@ -46,12 +51,12 @@ class MetricsServer:
         self._stopping = asyncio.Event()
         self._listening: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
-        self._open: dict[asyncio.StreamWriter, None] = {}
-        """Connections, the oldest first."""
+        self._open: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        """Connections, the oldest first, and the task that answers each."""
 
     def start(self) -> None:
         """Bind the port; raises AddressError where that fails."""
-        address = f"http://{self._host}:{self._port}"
+        address = self.url
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
             self._listening = socket.create_server((self._host, self._port), family=family, backlog=BACKLOG)
@@ -66,7 +71,7 @@ class MetricsServer:
     @property
     def url(self) -> str:
         """Where it listens, with the port that was found free where 0 was asked for."""
-        return f"http://{self._host}:{self._port}"
+        return http_url(self._host, self._port)
 
     def stop(self) -> None:
         """Give the port back, where it was taken."""
@@ -80,15 +85,20 @@ class MetricsServer:
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._connected, sock=self._listening, limit=MAX_HEAD_BYTES)
-        async with server:
-            await self._stopping.wait()
+        await self._stopping.wait()
+        # Not wait_closed(), which from Python 3.12.1 on waits for clients to hang up: leaving the
+        # runner cancels the tasks of open connections, and each aborts its own.
+        server.close()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._open) == MAX_CONNECTIONS:
             oldest = next(iter(self._open))
             del self._open[oldest]
             oldest.transport.abort()
-        self._open[writer] = None
+        # A task of ours: asyncio logs a traceback for one of its own that is cancelled (3.11).
+        self._open[writer] = asyncio.create_task(self._answer_one(reader, writer))
+
+    async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(DEADLINE):
                 writer.write(self._response(await reader.readuntil(b"\r\n\r\n")))
@@ -107,6 +117,9 @@ class MetricsServer:
             status, media_type, body = self._answer(method, target.partition("?")[0], parse_headers(io.BytesIO(rest)))
         except HTTPException:
             status, media_type, body = _text(HTTPStatus.BAD_REQUEST, "the headers are malformed")
+        except Exception:  # of one collector, and the next scrape may go well
+            logger.exception("%s was not answered", target)
+            status, media_type, body = _text(HTTPStatus.INTERNAL_SERVER_ERROR, "see the daemon's log")
         lines = [
             f"HTTP/1.1 {status.value} {status.phrase}",
             f"Content-Type: {media_type}",
@@ -120,13 +133,21 @@ class MetricsServer:
             return _text(HTTPStatus.METHOD_NOT_ALLOWED, "this is for reading only")
         match path:
             case "/metrics":
-                encode, media_type = choose_encoder(headers.get("Accept", ""))
+                encode, media_type = _encoder(headers.get("Accept", ""))
                 return HTTPStatus.OK, media_type, encode(self._registry)
             case "/health":
                 wrong = self._health()
                 return _text(HTTPStatus.OK if wrong is None else HTTPStatus.SERVICE_UNAVAILABLE, wrong or "")
             case _:
                 return _text(HTTPStatus.NOT_FOUND, "there are /metrics and /health")
+
+
+def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """The format that a client prefers; the plain one where its header makes no sense."""
+    try:
+        return choose_encoder(accept)
+    except (TypeError, ValueError):  # of a version that is no number
+        return choose_encoder("")
 
 
 def _text(status: HTTPStatus, words: str) -> Answer:
