@@ -1,6 +1,8 @@
 """The service that systemd runs."""
 
+import math
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -9,14 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from ipc.commands import cli, install_service
+from ipc.commands import cli, install_service, service_files
 from ipc.commands.install_service import InstallFailed, install, uninstall
 from ipc.gateway.access.connection_limit import RESERVED_FILES
 from ipc.process.http_socket import MAX_CONNECTIONS
+from ipc.service import settings
+from ipc.service.configuration import DaemonConfig
+from ipc.service.http_config import HttpConfig
 from ipc.service.systemd_units import GATEWAY, USER, render_daemon, render_gateway
 
 SHIPPED = Path(__file__).parent.parent / "scripts" / "odriver.service"
+CERTIFICATE = Path(__file__)
+"""Any file that is there."""
 SHIPPED_GATEWAY = SHIPPED.with_name("odriver-gateway.service")
 
 
@@ -30,7 +38,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     command.chmod(0o755)
     monkeypatch.setattr(install_service.sysconfig, "get_path", lambda name: str(scripts))
     monkeypatch.setattr(install_service, "BOOTED_BY_SYSTEMD", tmp_path)
-    monkeypatch.setattr(install_service, "_unreadable", lambda path: None)
+    monkeypatch.setattr(install_service, "_obstacles", lambda *args: ())
     return command
 
 
@@ -259,6 +267,111 @@ def test_nothing_is_written_of_a_service_that_could_not_run(
     install({"model": str(hidden)}, show=False, force=True, **paths)
 
     assert all(path.exists() for path in paths.values())
+
+
+@pytest.mark.usefixtures("command")
+def test_what_is_installed_is_written_by_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd starts the service in another directory; what is no file here stays as it is named."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("model", "tok", "x", "info", "auto"):
+        (tmp_path / name).mkdir()
+    for name in ("t.jinja", "new.pem"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "cert.pem").symlink_to("new.pem")
+    given: dict[str, object] = {
+        "model": "model", "tokenizer": "./tok", "generation_config": "auto", "chat_template": Path("t.jinja"),
+        "weights_root": "w", "enable_lora": True, "lora_modules": ["a=./x", '{"name": "b=", "path": "x"}'],
+        "speculative_config": '{"method": "draft_model", "num_speculative_tokens": 2, "model": "model"}',
+        "keys": Path("k"), "profile_directory": Path("p"), "ssl_certfile": Path("cert.pem"), "log_level": "info",
+        "bind": "ipc://a.sock",
+    }  # fmt: skip
+
+    install(given, show=False, unit=tmp_path / "u", config=tmp_path / "c", users=tmp_path / "o.conf")
+
+    written = tomllib.loads((tmp_path / "c").read_text())
+    assert {name: value for name, value in written.items() if value != given.get(name)} == {
+        "socket_access": "group", "metrics_port": 8001, "model": f"{tmp_path}/model", "tokenizer": f"{tmp_path}/tok",
+        "chat_template": f"{tmp_path}/t.jinja", "weights_root": f"{tmp_path}/w", "keys": f"{tmp_path}/k",
+        "lora_modules": [f"a={tmp_path}/x", f'{{"name": "b=", "path": "{tmp_path}/x"}}'],
+        "speculative_config": f'{{"method": "draft_model", "num_speculative_tokens": 2, "model": "{tmp_path}/model"}}',
+        "profile_directory": f"{tmp_path}/p", "ssl_certfile": f"{tmp_path}/cert.pem", "bind": f"ipc://{tmp_path}/a.sock",
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("command")
+def test_what_is_written_is_what_a_daemon_reads(tmp_path: Path) -> None:
+    """A timeout without end too; a text that TOML has no way to say is refused before anything is written."""
+    paths = {"unit": tmp_path / "u", "config": tmp_path / "c", "users": tmp_path / "o.conf"}
+    with pytest.raises(InstallFailed, match="cannot be written"):
+        install({"served_model_name": ["a\x7f"]}, show=False, **paths)
+    assert not any(path.exists() for path in paths.values())
+
+    install({"drain_timeout": math.inf}, show=False, **paths)
+
+    assert "drain_timeout = inf\n" in paths["config"].read_text()
+    assert settings.read_file(paths["config"])["drain_timeout"].value == math.inf
+
+
+@pytest.mark.parametrize(
+    ("given", "is_shut"),
+    [
+        ({"metrics_host": "0.0.0.0"}, False),
+        ({"otlp_traces_endpoint": "http://collector:4318/v1/traces"}, False),
+        ({"otlp_traces_endpoint": "http://localhost:4318/v1/traces"}, True),
+        ({"tokenizer": "Qwen/Qwen3-0.6B"}, False),
+        ({"weights_root": "gs://bucket/weights"}, False),
+    ],
+)
+@pytest.mark.usefixtures("command")
+def test_a_service_has_the_network_that_its_settings_need(
+    tmp_path: Path, given: dict[str, object], is_shut: bool
+) -> None:
+    """For what others ask of it and what it asks of others; without one it has loopback alone."""
+    install(given, show=False, unit=tmp_path / "u", config=tmp_path / "c", users=tmp_path / "o.conf")
+
+    assert ("IPAddressDeny=any" in (tmp_path / "u").read_text()) is is_shut
+
+
+def test_a_file_that_the_service_may_not_read_is_an_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in the model's directory, and the directory itself; a secret is to belong to the service's user."""
+    monkeypatch.setattr(service_files, "not_entered", lambda path: None)
+    model, config, secret = tmp_path / "model", tmp_path / "model" / "config.json", tmp_path / "key.pem"
+    model.mkdir(mode=0o755)
+    config.write_text("{}")
+    secret.write_text("x")
+    secret.chmod(0o600)
+    config.chmod(0o644)
+    assert service_files.unreadable(model) is None
+
+    config.chmod(0o600)
+    assert service_files.unreadable(model) == f"the service cannot read {config}: chmod o+r it"
+    model.chmod(0o711)
+    assert service_files.unreadable(model) == f"the service cannot read {model}: chmod o+rx it"
+    advice = f"the service cannot read {secret}: chown odriver it, once that user is there"
+    assert service_files.unreadable(secret, is_secret=True) == advice
+    me = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(service_files.pwd, "getpwnam", lambda name: me)
+    assert service_files.unreadable(secret, is_secret=True) is None
+
+
+def test_what_a_service_reads_is_all_that_its_settings_name(tmp_path: Path) -> None:
+    """Files, directories, and secrets; a relative path is from where systemd starts it."""
+    adapter = str(tmp_path / "a")
+    (tmp_path / "keys").mkdir()
+    engine = EngineConfig(
+        chat_template=Path("/t"), enable_lora=True, lora_modules=(f"a={adapter}",), adapter_root="gs://b/c",
+        generation_config="g",
+    )  # fmt: skip
+    daemon = DaemonConfig(keys=tmp_path / "keys", weights_root="/w")
+    http = HttpConfig(ssl_certfile=CERTIFICATE, ssl_keyfile=CERTIFICATE, api_keys=Path("/k"))
+
+    read = service_files.files_of(engine, daemon, http)
+
+    assert read == (
+        [Path("/w"), Path(adapter), Path("/g"), Path("/t"), CERTIFICATE],
+        [CERTIFICATE, Path("/k"), tmp_path / "keys"],
+        True,
+    )
 
 
 @pytest.mark.usefixtures("command")

@@ -2,28 +2,31 @@
 configuration."""
 
 import json
-import stat
+import math
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from engine.hub.names import Place, place_of
+from engine.config import EngineConfig
+from ipc.commands.service_files import ServiceFiles, files_of, not_entered, unreadable, with_absolute_paths
 from ipc.errors import OdriverError
-from ipc.service.settings import SECRETS, SETTINGS, SettingValue, configs, http_config, read_file
-from ipc.service.systemd_units import CONFIG, GATEWAY, UNIT, USER, USERS, render_daemon, render_gateway
+from ipc.service.configuration import DaemonConfig
+from ipc.service.http_config import HttpConfig
+from ipc.service.settings import SECRETS, SETTINGS, SettingValue, configs, read_file, values_of
+from ipc.service.systemd_units import CONFIG, GATEWAY, STATE, UNIT, USER, USERS, render_daemon, render_gateway
 from ipc.wire import owned_files
 from ipc.wire.addresses import SERVICE, checked_address, is_local, is_loopback
 
 SERVICE_DEFAULTS: dict[str, Any] = {"bind": SERVICE, "socket_access": "group", "metrics_port": 8001}
 """Defaults of a service: a socket that only members of its group may use."""
-KEYS = Path("/var/lib/odriver/keys")
+KEYS = STATE / "keys"
 """Default directory of keys, for a service that other machines can reach."""
 
-READ = ("model", "tokenizer", "chat_template", "adapter_root")
-"""Settings that name what the service reads; it may also be elsewhere than in a directory."""
 BOOTED_BY_SYSTEMD = Path("/run/systemd/system")
 """A directory that is there where systemd is the first process (sd_booted(3))."""
 
@@ -50,44 +53,40 @@ def install(
     """
     _check_no_secrets(given, config, unit)
     present = {name: value for name, (value, _) in read_file(config).items()} if config.exists() else {}
-    settings = SERVICE_DEFAULTS | present | {name: value for name, value in given.items() if value is not None}
+    given = with_absolute_paths({name: value for name, value in given.items() if value is not None})
+    settings = SERVICE_DEFAULTS | present | given
     loopback_only = is_local(checked_address(settings["bind"], has_key=True))
     if not loopback_only:
         settings = {"keys": KEYS, **settings}
-    place = place_of(settings["model"]) if settings.get("model") is not None else Place.DIRECTORY
-    for name in ("model", "adapter_root"):
-        if settings.get(name) is not None and Path(settings[name]).is_dir():
-            settings[name] = Path(settings[name]).resolve()
+    written = _toml(settings)
+    engine, daemon, http = configs(_read_back(written, config))
     command = _command()
-    values = {name: SettingValue(settings.get(name, setting.default), "") for name, setting in SETTINGS.items()}
-    configs(values)
-    http = http_config(values).address
     # A virtual environment borrows its Python from elsewhere, often from somebody's home.
     environment = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
-    reads = [*environment, *(value for value in settings.values() if isinstance(value, Path))]
-    one_host = settings.get("coordinator_address") is None
-    is_remote = place is not Place.DIRECTORY or str(settings.get("adapter_root")).startswith("gs://")
-    stays_here = loopback_only and one_host and (http is None or is_loopback(http[0]))
-    text = render_daemon(command, reads, loopback_only=stays_here, is_remote=is_remote)
+    read = files_of(engine, daemon, http)
+    paths = [*read.files, *read.secrets]
+    reads = [*environment, *paths, *(path.resolve() for path in paths)]
+    stays_here = loopback_only and _stays_here(engine, daemon, http)
+    text = render_daemon(command, reads, loopback_only=stays_here, is_remote=read.is_remote)
     gateway, gateway_text = unit.with_name(GATEWAY), render_gateway(command, environment)
     if show:
-        files = {config: _toml(settings), users: USER, unit: text, gateway: gateway_text}
+        files = {config: written, users: USER, unit: text, gateway: gateway_text}
         print("\n".join(f"# {path}\n{content}" for path, content in files.items()), end="")
         return
-    obstacles = _obstacles([*environment, *(settings[name] for name in READ if isinstance(settings.get(name), Path))])
+    obstacles = list(_obstacles(environment, read))
     for obstacle in obstacles:
         print(f"odriver: {obstacle}", file=sys.stderr)
     if obstacles and not force:
         raise InstallFailed("nothing is written: the service could not run as it is (--force writes it all the same)")
-    if config.exists() and any(value is not None for value in given.values()):
+    if config.exists() and given:
         raise InstallFailed(f"{config} is there already: write the settings there, or remove it")
     if not config.exists():
-        _write(config, _toml(settings))
+        _write(config, written)
     _write(users, USER)
     _write(unit, text)
     _write(gateway, gateway_text)
     print(f"now: systemd-sysusers {users.name} && systemctl daemon-reload && systemctl enable --now {unit.name}")
-    for step in _later_steps(unit.name, gateway.name, settings, http is not None, loopback_only):
+    for step in _later_steps(unit.name, gateway.name, settings, http.address is not None, loopback_only):
         print(f"then, {step}")
 
 
@@ -113,7 +112,7 @@ def uninstall(*, unit: Path = UNIT, config: Path = CONFIG, users: Path = USERS) 
         raise InstallFailed(f"cannot remove {error.filename}: {error.strerror}; try with sudo") from error
     if BOOTED_BY_SYSTEMD.is_dir():
         _systemctl("daemon-reload")
-    print("the user odriver and what is in /var/lib/odriver stay: `userdel odriver` and rm remove them")
+    print(f"the user odriver and what is in {STATE} stay: `userdel odriver` and rm remove them")
 
 
 def _check_no_secrets(given: Mapping[str, Any], config: Path, unit: Path) -> None:
@@ -152,14 +151,37 @@ def _command() -> Path:
 
 
 def _toml(settings: Mapping[str, Any]) -> str:
-    """Strings are written as in JSON, which TOML reads alike."""
-    lines = [
-        f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)}\n"
-        for name, value in settings.items()
-    ]
+    lines = [f"{name} = {_toml_value(value)}\n" for name, value in settings.items()]
     return "# What holds is shown by `odriver config`, all that can be set by `odriver serve --help`.\n" + "".join(
         lines
     )
+
+
+def _toml_value(value: Any) -> str:
+    """As in JSON, which TOML reads alike, but for numbers without end."""
+    if isinstance(value, float) and math.isinf(value):
+        return str(value)
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+
+
+def _read_back(text: str, config: Path) -> dict[str, SettingValue]:
+    """What a daemon reads in such a configuration. Raises InstallFailed, and ConfigurationError."""
+    try:
+        written = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InstallFailed(f"a setting cannot be written into {config}: {error}") from error
+    defaults = {name: SettingValue(setting.default, "") for name, setting in SETTINGS.items()}
+    return defaults | {name: value._replace(whence="") for name, value in values_of(written, config).items()}
+
+
+def _stays_here(engine: EngineConfig, daemon: DaemonConfig, http: HttpConfig) -> bool:
+    """Whether nothing but its own address leads beyond this machine: hosts, HTTP, metrics, traces."""
+    hosts = [] if http.address is None else [http.address[0]]
+    if daemon.metrics_port is not None:
+        hosts.append(daemon.metrics_host)
+    if daemon.otlp_traces_endpoint is not None:
+        hosts.append(urlsplit(daemon.otlp_traces_endpoint).hostname or "")
+    return engine.coordinator_address is None and all(host == "localhost" or is_loopback(host) for host in hosts)
 
 
 def _write(path: Path, text: str) -> None:
@@ -170,17 +192,10 @@ def _write(path: Path, text: str) -> None:
     print(f"wrote {path}")
 
 
-def _obstacles(reads: list[Path]) -> list[str]:
-    """Why a service that reads these files and directories could not run here."""
-    obstacles = [] if BOOTED_BY_SYSTEMD.is_dir() else ["systemd does not run this machine"]
-    return obstacles + [why for why in map(_unreadable, reads) if why is not None]
-
-
-def _unreadable(path: Path) -> str | None:
-    """Why the service's user, who owns nothing else, cannot read a file or a directory."""
-    if not path.exists():
-        return f"there is no {path}"
-    for one in (*reversed(path.parents), path):
-        if one.is_dir() and not stat.S_IMODE(one.stat().st_mode) & 0o001:
-            return f"the service cannot enter {one}: chmod o+x it, or move {path}"
-    return None
+def _obstacles(environment: list[Path], read: ServiceFiles) -> Iterator[str]:
+    """Why a service with this environment, that reads these files, could not run here."""
+    if not BOOTED_BY_SYSTEMD.is_dir():
+        yield "systemd does not run this machine"
+    yield from filter(None, map(not_entered, environment))
+    yield from filter(None, map(unreadable, read.files))
+    yield from filter(None, (unreadable(path, is_secret=True) for path in read.secrets))

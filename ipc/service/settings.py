@@ -195,7 +195,11 @@ def _telling_sources(found: Mapping[str, SettingValue]) -> Iterator[None]:
 
 def read_file(path: Path) -> dict[str, SettingValue]:
     """The settings of a configuration file, by name; raises ConfigurationError."""
-    written = read_toml(path)
+    return values_of(read_toml(path), path)
+
+
+def values_of(written: Mapping[str, Any], path: Path) -> dict[str, SettingValue]:
+    """The settings that are written in such a file, by name; raises ConfigurationError."""
     for name in written:
         _check_known(name, SETTINGS, str(path))
     return {name: _held(SETTINGS[name], value, f"{path}: {name}", str(path)) for name, value in written.items()}

@@ -7,9 +7,12 @@ UNIT = Path("/etc/systemd/system/odriver.service")
 GATEWAY = "odriver-gateway.service"
 _TEMPLATES = Path(__file__).parent / "units"
 USERS = Path("/etc/sysusers.d/odriver.conf")
-USER = """\
+USER_NAME = "odriver"
+STATE = Path("/var/lib/odriver")
+"""The directory that systemd makes for the service's user, to which it alone may get (DynamicUser)."""
+USER = f"""\
 # oDriver's user, who owns nothing else, and its group, whose members may use the service's socket.
-u odriver - "oDriver" /var/lib/odriver
+u {USER_NAME} - "oDriver" {STATE}
 """
 
 _SANDBOX = """\
