@@ -154,7 +154,11 @@ def _fitting(directory: Path, stem: str) -> Iterator[Path]:
     """Libraries with this stem that the installed jaxlib takes: it takes its own version of the
     interface, and those of the last 12 months at least, but no later one."""
     installed = ffi_version()
-    for library in directory.glob(f"{stem}-ffi*.so"):
+    try:
+        libraries = list(directory.glob(f"{stem}-ffi*.so"))
+    except PermissionError:  # another user's, whose HOME we have kept: compiling says so
+        return
+    for library in libraries:
         if tuple(map(int, library.stem.rpartition("-ffi")[2].split("."))) <= installed:
             yield library
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -156,6 +157,20 @@ def test_a_library_that_was_compiled_here_needs_no_compiler_any_more(
     monkeypatch.setenv("CXX", "no-such-compiler")
 
     assert cpu_kernels._load(with_compiler).answer() == 42
+
+
+def test_a_cache_that_may_not_be_entered_has_no_library(with_compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of another user, whose HOME a process has kept; to compile into it is refused with the remedy."""
+    glob = Path.glob
+
+    def refused(path: Path, pattern: str) -> Iterator[Path]:
+        if path.name == "kernels":
+            raise PermissionError(13, "Permission denied", str(path))
+        return glob(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", refused)
+
+    assert find(with_compiler) is None
 
 
 @pytest.mark.usefixtures("machine")

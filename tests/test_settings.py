@@ -136,6 +136,25 @@ def test_a_wrong_file_is_said_in_a_line(
     assert capsys.readouterr().err.startswith(f"odriver: {complaint}".replace("FILE", str(file)))
 
 
+def test_a_file_where_we_may_not_look_is_none_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in another user's home, whose HOME a process has kept: the machine's holds, and a line of the log says so."""
+    (tmp_path / "machine.toml").write_text("page_size = 32")
+    look = Path.is_file
+
+    def refused(path: Path) -> bool:
+        if path.name == "mine.toml":
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    caplog.set_level("INFO", "ipc")
+
+    assert held() == {"page_size": SettingValue(32, str(tmp_path / "machine.toml"))}
+    assert f"{tmp_path}/mine.toml is not looked for: Permission denied" in caplog.messages
+
+
 @pytest.mark.parametrize(
     ("name", "value", "complaint"),
     [

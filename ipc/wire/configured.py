@@ -4,6 +4,7 @@
 The other settings, and what they mean, are in ipc/service/settings.py.
 """
 
+import logging
 import os
 import tomllib
 from contextlib import suppress
@@ -12,6 +13,8 @@ from typing import Any
 
 from engine.errors import ConfigurationError
 from ipc.errors import AddressError
+
+logger = logging.getLogger(__name__)
 
 FILE_VARIABLE = "ODRIVER_CONFIG"
 BIND_VARIABLE = "ODRIVER_BIND"
@@ -28,7 +31,17 @@ def files() -> list[Path]:
 def config_file(given: Path | None = None) -> Path | None:
     """The configuration file: the one that is given, that ODRIVER_CONFIG names, or that is there."""
     named = given or os.environ.get(FILE_VARIABLE)
-    return Path(named) if named else next((path for path in files() if path.is_file()), None)
+    return Path(named) if named else next(filter(_is_there, files()), None)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file. In a directory that our user may not enter there is none of
+    ours: HOME is still another user's where a process has changed its own."""
+    try:
+        return path.is_file()
+    except PermissionError as error:
+        logger.info("%s is not looked for: %s", path, error.strerror)
+        return False
 
 
 def read_toml(path: Path) -> dict[str, Any]:
