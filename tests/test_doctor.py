@@ -12,12 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fake_driver import PATIENCE, FakeDriver, serving
+from fake_driver import PATIENCE, FakeDriver, build_server, serving
 
 from caching import cpu_kernels
-from ipc.commands import cli, doctor
-from ipc.commands.doctor import Finding
-from ipc.service import accelerators
+from engine.models.weights.sources.safetensors_header import DTYPES
+from engine.models.weights.sources.tensor_source import TensorInfo
+from ipc.commands import address_checks, cli, doctor
+from ipc.commands.findings import Finding
+from ipc.service import accelerators, device_choice
+from ipc.service.configuration import DaemonConfig
+from ipc.service.http_config import HttpConfig
 from ipc.wire import keys
 
 
@@ -139,27 +143,96 @@ def test_memory_and_files_may_be_tight() -> None:
 
 def test_an_address_may_be_ours_or_taken_by_a_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon of ours is no obstacle to having one; a program that says nothing is."""
-    monkeypatch.setattr(doctor, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(address_checks, "PATIENCE", PATIENCE)
     address = f"ipc://{tmp_path}/o.sock"
-    assert doctor.listener(address).state == "good"
+    assert address_checks.listener(address).state == "good"
     with serving(address, FakeDriver()):
-        assert doctor.listener(address)[1:3] == ("warning", f"a daemon serves parrot at {address}")
+        assert address_checks.listener(address)[1:3] == ("warning", f"a daemon serves parrot at {address}")
 
-    monkeypatch.setattr(doctor, "PATIENCE", 0.05)
+    monkeypatch.setattr(address_checks, "PATIENCE", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
-        assert doctor.listener(f"tcp://127.0.0.1:{port}").state == "bad"
-        assert doctor.listener(f"tcp://127.0.0.1:{port}", asks_for_keys=True).state == "warning"
-        assert doctor.metrics_port("127.0.0.1", port).state == "warning"
+        assert address_checks.listener(f"tcp://127.0.0.1:{port}").state == "bad"
+        assert address_checks.listener(f"tcp://127.0.0.1:{port}", asks_for_keys=True).state == "warning"
+        assert address_checks.port("HTTP port", "127.0.0.1", port, runs=False).state == "bad"
+        assert address_checks.port("HTTP port", "127.0.0.1", port, runs=True).state == "warning"
+        assert address_checks.port("HTTP port", "127.0.0.1", port, runs=False, or_any=True).state == "warning"
+
+
+def test_a_daemon_that_starts_is_one_and_a_socket_may_be_closed_to_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is a program of somebody else's."""
+    monkeypatch.setattr(address_checks, "PATIENCE", 0.5)
+    address = f"ipc://{tmp_path}/o.sock"
+    server = build_server(address, print)
+    server.start()
+    try:
+        _, state, found, _ = address_checks.listener(address)
+        assert state == "warning" and found.startswith(f"the daemon at {address} is starting")
+        monkeypatch.setattr(address_checks, "is_forbidden", lambda address: True)
+        assert address_checks.listener(address)[1:3] == ("bad", f"{address} is another user's")
+    finally:
+        server.stop()
+
+
+def test_all_that_a_daemon_listens_at_and_asks_for_is_looked_at(tmp_path: Path) -> None:
+    """A port that is taken is bad where no daemon runs here; so are a certificate and keys that cannot be used."""
+    (tmp_path / "cert.pem").write_text("no certificate")
+    (tmp_path / "keys.toml").write_text("[alice]\n")
+    (tmp_path / "keys.toml").chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        http = HttpConfig(
+            http=f"{stranger.getsockname()[1]}", ssl_certfile=tmp_path / "cert.pem", api_keys=tmp_path / "keys.toml"
+        )
+        daemon = DaemonConfig(bind=f"ipc://{tmp_path}/o.sock", metrics_host="::1", metrics_port=0)
+
+        found = {finding.check: finding for finding in address_checks.examine(daemon, http)}
+
+    assert {check: finding.state for check, finding in found.items()} == {
+        "address": "good", "metrics port": "good", "HTTP port": "bad", "certificate": "bad", "API keys": "bad"
+    }  # fmt: skip
+    assert found["metrics port"].found == "::1, any port"
+    unknown = address_checks.port("metrics port", "no.such.host.invalid", 1, runs=False)
+    assert unknown.state == "bad" and "Unknown error" not in unknown.found
+
+
+def test_a_device_that_is_named_is_the_one_that_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU nobody asks who has the TPU; one that is not there is bad."""
+    monkeypatch.delenv(device_choice.VARIABLE, raising=False)
+    monkeypatch.setattr(device_choice, "sees_gpus", lambda: False)
+    monkeypatch.setattr(device_choice, "sees_tpus", lambda: True)
+
+    assert doctor.chosen("auto", tmp_path) is None
+    assert doctor.chosen("cpu", tmp_path) == Finding("accelerator", "good", "not asked for: the CPU will serve")
+    for device, said in (("tpu", "there is no TPU"), ("gpu", "no plugin")):
+        found = doctor.chosen(device, tmp_path)
+        assert found is not None and found.state == "bad" and said in found.found
+    assert device_choice.is_cpu("auto", tmp_path) and device_choice.is_cpu("cpu") and not device_choice.is_cpu("tpu")
+    monkeypatch.setenv(device_choice.VARIABLE, "cpu")
+    assert doctor.chosen("auto", tmp_path) is not None and device_choice.is_cpu("auto")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "matrix", "scale"),
+    [(None, None, 16, 8), ("bfloat16", None, 8, 4), (None, "int8", 4, 8), ("bfloat16", "int4", 2, 4)],
+)
+def test_weights_are_counted_as_they_are_served(
+    dtype: str | None, quantization: str | None, matrix: int, scale: int
+) -> None:
+    """Of bfloat16 on the disk, float32 on a CPU unless it is told otherwise; what is published in 8 bits stays."""
+    tensors = [TensorInfo((2, 2), DTYPES["BF16"]), TensorInfo((2,), DTYPES["BF16"]), TensorInfo((2, 2), DTYPES["I8"])]
+
+    assert [doctor.served_bytes(one, dtype, quantization) for one in tensors] == [matrix, scale, 4]
 
 
 def test_where_keys_are_asked_for_somebody_should_have_one(tmp_path: Path) -> None:
     """None at all is said, and so is a file that is no key."""
-    assert doctor.authorized(tmp_path).state == "warning"
+    assert address_checks.authorized(tmp_path).state == "warning"
     keys.new(tmp_path, "alice", tmp_path / "alice.key")
-    assert doctor.authorized(tmp_path)[1:3] == ("good", f"1 in {tmp_path}")
+    assert address_checks.authorized(tmp_path)[1:3] == ("good", f"1 in {tmp_path}")
     (tmp_path / "clients" / "bob.toml").write_text("public = 3")
-    assert doctor.authorized(tmp_path).state == "bad"
+    assert address_checks.authorized(tmp_path).state == "bad"
 
 
 def test_the_exit_code_says_whether_a_start_would_fail(

@@ -202,7 +202,7 @@ def _batch(options: dict[str, Any]) -> int:
 
 
 def _doctor(options: dict[str, Any]) -> int:
-    from ipc.commands import doctor
+    from ipc.commands import doctor, findings
 
     as_json, tpu, path = options.pop("json"), options.pop("tpu"), options.pop("report", None)
     if tpu:
@@ -211,12 +211,12 @@ def _doctor(options: dict[str, Any]) -> int:
         return hardware.run(options, path, as_json=as_json)
     if path is not None:
         raise ConfigurationError("--report is of what --tpu measures: give both")
-    findings = doctor.examine(options)
+    found = doctor.examine(options)
     if as_json:
-        print(json.dumps([finding._asdict() for finding in findings], indent=2))
+        print(json.dumps([finding._asdict() for finding in found], indent=2))
     else:
-        doctor.show(findings)
-    return FAILED if any(finding.state == "bad" for finding in findings) else 0
+        findings.show(found)
+    return FAILED if any(finding.state == "bad" for finding in found) else 0
 
 
 def _bench(options: dict[str, Any]) -> int:

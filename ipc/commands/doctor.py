@@ -5,14 +5,14 @@ anything: devices are not opened, and what is bound or written for a moment is r
 """
 
 import importlib.metadata
+import math
 import os
 import resource
 import shutil
-import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 from rich.filesize import decimal
@@ -20,54 +20,40 @@ from rich.filesize import decimal
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.hardware.host_memory import available_bytes
-from ipc.client import Client
-from ipc.errors import OdriverError
-from ipc.process import tables
-from ipc.process.tables import plain, words_table
-from ipc.service import accelerators
-from ipc.service.configuration import DaemonConfig
+from ipc.commands import address_checks
+from ipc.commands.findings import Finding
+from ipc.service import accelerators, device_choice
 from ipc.service.settings import configs, held
-from ipc.wire import keys
-from ipc.wire.addresses import anyone_listens, checked_address, is_local
+
+if TYPE_CHECKING:
+    from engine.models.weights.sources.tensor_source import TensorInfo
 
 MIN_FILES = 1024
 """Each client is a connection; the daemon needs some tens more."""
 MIN_CACHE_BYTES = 2**30
 GPU_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
-PATIENCE = 5.0
-"""Seconds for a daemon to say that it is one."""
-
-
-class Finding(NamedTuple):
-    """The result of one check: ``state`` is good, warning or bad; ``advice`` may be empty."""
-
-    check: str
-    state: str
-    found: str
-    advice: str = ""
+BITS: Mapping[str | None, int] = {"int8": 8, "w8a8": 8, "int4": 4}
+"""Of the numbers of matrices, by ``quantization``."""
 
 
 def examine(flags: Mapping[str, Any]) -> list[Finding]:
     """Every check, for a daemon with these options of ``odriver serve``."""
     try:
-        engine, daemon, _ = configs(held(flags))
+        engine, daemon, http = configs(held(flags))
     except ConfigurationError as error:
-        return [Finding("settings", "bad", str(error), "put it right; `odriver config` shows what holds"), *_machine()]
-    return [Finding("settings", "good", "can be read"), *_machine(), *_model(engine), *_addresses(daemon)]
+        wrong = Finding("settings", "bad", str(error), "put it right; `odriver config` shows what holds")
+        return [wrong, *_machine("auto")]
+    return [
+        Finding("settings", "good", "can be read"),
+        *_machine(daemon.device),
+        *_model(engine, on_cpu=device_choice.is_cpu(daemon.device)),
+        *address_checks.examine(daemon, http),
+    ]
 
 
-def show(findings: Sequence[Finding]) -> None:
-    """Print them as a table."""
-    marks = {"good": "[green]✓", "warning": "[yellow]![/]", "bad": "[red]✗"}
-    table = words_table("oDriver's doctor", "", "", "found", "what to do")
-    for check, state, found, advice in findings:
-        table.add_row(marks[state], check, plain(found), plain(advice))
-    tables.show(table)
-
-
-def _machine() -> Iterator[Finding]:
+def _machine(device: str) -> Iterator[Finding]:
     yield versions(importlib.metadata.requires("odriver") or [])
-    yield accelerator(accelerators.devices())
+    yield chosen(device) or accelerator(accelerators.devices())
     yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     yield kernels()
     yield cache()
@@ -89,6 +75,22 @@ def versions(requirements: list[str]) -> Finding:
     if wrong:
         return Finding("versions", "bad", "; ".join(wrong), "install oDriver into this environment again")
     return Finding("versions", "good", f"of {len(requirements)} requirements, all that apply are met")
+
+
+def chosen(device: str, root: Path = Path("/")) -> Finding | None:
+    """What ``device`` leaves to be said about accelerators, if it names one; None if they are to be
+    looked at."""
+    if device_choice.asks_for_cpu(device):
+        return Finding("accelerator", "good", "not asked for: the CPU will serve")
+    if device == "auto":
+        return None
+    try:
+        device_choice.platforms(device, root)
+    except ConfigurationError as error:
+        return Finding("accelerator", "bad", str(error), "or set another `device`")
+    if device == "tpu" and not accelerators.tpus(root):
+        return Finding("accelerator", "bad", "there is no TPU", "set another `device`")
+    return None
 
 
 def accelerator(devices: list[Path], lock: Path = accelerators.TPU_LOCK) -> Finding:
@@ -172,7 +174,7 @@ def cache() -> Finding:
     return Finding("cache", "good", str(home))
 
 
-def _model(config: EngineConfig) -> Iterator[Finding]:
+def _model(config: EngineConfig, *, on_cpu: bool) -> Iterator[Finding]:
     from engine.hub.names import Place, place_of
     from engine.models.model_config import read_model_config
     from engine.models.weights.sources.opening import open_weights
@@ -184,74 +186,33 @@ def _model(config: EngineConfig) -> Iterator[Finding]:
             return
         read_model_config(directory)
         with open_weights(directory) as source:
-            size = sum(source.info(name).nbytes for name in source.names)
+            tensors = [source.info(name) for name in source.names]
     except ConfigurationError as error:
         yield Finding("model", "bad", str(error), "name another directory, or put this one right")
         return
-    yield Finding("model", "good", f"{directory}, {decimal(size)} of weights")
-    yield memory(size, available_bytes(), on_cpu=not accelerators.devices())
+    yield Finding("model", "good", f"{directory}, {decimal(sum(tensor.nbytes for tensor in tensors))} of weights")
+    served = sum(served_bytes(tensor, config.dtype, config.quantization) for tensor in tensors)
+    yield memory(served, available_bytes(), on_cpu=on_cpu)
+
+
+def served_bytes(tensor: "TensorInfo", dtype: str | None, quantization: str | None) -> int:
+    """About what a tensor takes on a CPU: matrices in as many bits as are asked for, other numbers in
+    the dtype of activations, and what is published in 8 bits or fewer as it is."""
+    if tensor.dtype.itemsize == 1 or tensor.dtype.kind in "iub":
+        return tensor.nbytes
+    bits = 16 if dtype == "bfloat16" else 32
+    if len(tensor.shape) > 1:
+        bits = BITS.get(quantization, bits)
+    return math.prod(tensor.shape) * bits // 8
 
 
 def memory(needed: int, available: int, *, on_cpu: bool) -> Finding:
     """Whether the weights fit; on an accelerator they only pass through, a tensor at a time."""
-    found = f"{decimal(available)} available, weights of {decimal(needed)}"
+    found = f"{decimal(available)} available"
+    if on_cpu:
+        found += f", weights of {decimal(needed)} as they are served"
     if on_cpu and needed > available:
         return Finding("memory", "bad", found, "end what else uses memory, or serve a smaller model")
     if on_cpu and needed > available / 2:
         return Finding("memory", "warning", found, "raise hbm_utilization; the cache will be small")
     return Finding("memory", "good", found)
-
-
-def _addresses(config: DaemonConfig) -> Iterator[Finding]:
-    try:
-        address = checked_address(config.bind, has_key=True)
-    except OdriverError as error:
-        yield Finding("address", "bad", str(error), "set another `bind`")
-    else:
-        directory = config.keys or (None if is_local(address) else keys.default_directory())
-        yield listener(address, asks_for_keys=directory is not None)
-        if directory is not None:
-            yield authorized(directory)
-    if config.metrics_port:
-        yield metrics_port(config.metrics_host, config.metrics_port)
-
-
-def authorized(directory: Path) -> Finding:
-    """Whether any key is authorised, where keys are required."""
-    try:
-        names = keys.authorized(directory)
-    except OdriverError as error:
-        return Finding("keys", "bad", str(error), "put it right, or revoke that key")
-    if not names:
-        return Finding("keys", "warning", f"none in {directory}", "odriver keys new NAME, for each client")
-    return Finding("keys", "good", f"{len(names)} in {directory}")
-
-
-def listener(address: str, *, asks_for_keys: bool = False) -> Finding:
-    """Whether the address is free. Our own daemon there may be just what the user wants."""
-    if not anyone_listens(address):
-        return Finding("address", "good", f"{address} is free")
-    if asks_for_keys:
-        return Finding("address", "warning", f"{address} is taken", "nothing, if that is the daemon")
-    try:
-        with Client(address, timeout=PATIENCE) as client:
-            serves = client.welcome.model
-    except OdriverError:
-        return Finding("address", "bad", f"{address} is taken by another program", "end it, or set another `bind`")
-    return Finding(
-        "address", "warning", f"a daemon serves {serves} at {address}", "nothing, unless you want a second one"
-    )
-
-
-def metrics_port(host: str, port: int) -> Finding:
-    """Whether the port for metrics is free."""
-    try:
-        socket.create_server((host, port)).close()
-    except OSError as error:
-        return Finding(
-            "metrics port",
-            "warning",
-            f"{host}:{port}: {os.strerror(error.errno or 0)}",
-            "a running daemon? else set another `metrics_port`",
-        )
-    return Finding("metrics port", "good", f"{host}:{port} is free")

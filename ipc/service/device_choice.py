@@ -27,9 +27,24 @@ def choose_device(device: str, root: Path = Path("/")) -> None:
     Raises ConfigurationError if JAX lacks the support of the device, be it named or a TPU that was
     found: nobody wants a TPU VM to serve on its CPU. For a GPU that was found it logs a warning.
     """
+    value = platforms(device, root)
+    if device == "auto" and value == "cpu" and (gpus := accelerators.gpus(root)):
+        logger.warning(
+            "the CPU serves: JAX has no plugin for the GPU (%s). What to do: %s",
+            ", ".join(map(str, gpus)), INSTALL_GPU,
+        )  # fmt: skip
+    if value is not None:
+        os.environ[VARIABLE] = value
+
+
+def platforms(device: str, root: Path = Path("/")) -> str | None:
+    """What VARIABLE is to be for one of DEVICES; None where it is left alone.
+
+    Raises ConfigurationError as ``choose_device`` does.
+    """
     if device == "auto":
         if os.environ.get(VARIABLE):
-            return
+            return None
         device = _found(root)
     if device == "tpu" and not sees_tpus():
         there = ", ".join(map(str, accelerators.tpus(root)))
@@ -39,9 +54,17 @@ def choose_device(device: str, root: Path = Path("/")) -> None:
         )
     if device == "gpu" and not sees_gpus():
         raise ConfigurationError(f"JAX cannot use a GPU, because no plugin for one is installed: {INSTALL_GPU}")
-    platforms = {"tpu": "tpu,cpu", "gpu": f"{_gpu_platform()},cpu", "cpu": "cpu"}
-    if device in platforms:
-        os.environ[VARIABLE] = platforms[device]
+    return {"tpu": "tpu,cpu", "gpu": f"{_gpu_platform()},cpu", "cpu": "cpu"}.get(device)
+
+
+def asks_for_cpu(device: str) -> bool:
+    """Whether it is the user who wants the CPU, whatever else there is."""
+    return device == "cpu" or (device == "auto" and os.environ.get(VARIABLE, "").partition(",")[0] == "cpu")
+
+
+def is_cpu(device: str, root: Path = Path("/")) -> bool:
+    """Whether the CPU is what serves for one of DEVICES."""
+    return asks_for_cpu(device) or (device == "auto" and not os.environ.get(VARIABLE) and _found(root) == "cpu")
 
 
 def sees_tpus() -> bool:
@@ -60,11 +83,6 @@ def _found(root: Path) -> str:
         return "tpu"
     if sees_gpus():
         return "auto"
-    if gpus := accelerators.gpus(root):
-        logger.warning(
-            "the CPU serves: JAX has no plugin for the GPU (%s). What to do: %s",
-            ", ".join(map(str, gpus)), INSTALL_GPU,
-        )  # fmt: skip
     return "cpu"
 
 
