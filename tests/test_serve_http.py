@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from ipc.process.gateway_process import GatewayProcess
 from ipc.service.configuration import DaemonConfig
 from ipc.service.daemon import FAULT, MISCONFIGURED, STOPPED, Daemon
 from ipc.service.http_config import HttpConfig
-from ipc.service.settings import GATEWAY_OPTIONS, SETTINGS, held, http_config
+from ipc.service.serve import _check_of_use
+from ipc.service.settings import GATEWAY_OPTIONS, SETTINGS, configs, held, http_config
 
 ROOT = Path(__file__).parent.parent
 
@@ -316,6 +318,7 @@ def test_where_http_is_served(settings: dict[str, Any], address: tuple[str, int]
         ({"api_key": "a b"}, "api_key must be"),
         ({"max_connections": 0}, "max_connections must be"),
         ({"ssl_certfile": Path("nowhere.pem")}, "ssl_certfile: there is no file nowhere.pem"),
+        ({"ssl_keyfile": Path(__file__)}, "set ssl_certfile as well"),
         ({"tool_call_parser": "x"}, "tool_call_parser must be"),
     ],
 )
@@ -339,13 +342,35 @@ def test_a_certificate_that_is_none_ends_the_start(
     assert "the certificate and its key cannot be used" in caplog.text
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--api-key", "token-abc123"), ("--tool-call-parser", "hermes")])
-def test_a_flag_of_http_without_http_is_a_mistake(address: str, flag: str, value: str) -> None:
+def test_a_flag_of_http_without_http_is_a_mistake(address: str) -> None:
     """Whoever gives one means to protect or to change something."""
-    command = [*ODRIVER, "serve", "--bind", address, flag, value]
+    command = [*ODRIVER, "serve", "--bind", address, "--api-key", "token-abc123"]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
 
-    assert done.returncode == MISCONFIGURED and f"{flag} is for HTTP, which is not served" in done.stderr
+    assert done.returncode == MISCONFIGURED and "--api-key is for HTTP, which is not served" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"trusted_proxies": "::1"}, "--trusted-proxies is for HTTP, which is not served: give --http"),
+        ({"max_connections": 8}, "--max-connections is for HTTP"),
+        ({"tool_call_parser": "hermes"}, "--tool-call-parser is for HTTP"),
+        ({"metrics_host": "::1"}, "--metrics-host is for metrics, which are not served: give --metrics-port"),
+        (
+            {"socket_access": "group", "bind": "tcp://127.0.0.1:7001"},
+            "--socket-access group is for ipc:// sockets, and tcp://127.0.0.1:7001 is none",
+        ),
+    ],
+)
+def test_a_flag_that_would_change_nothing_is_refused_by_name(flags: dict[str, Any], words: str) -> None:
+    """In a file, which may be that of several daemons, it is no mistake."""
+    _, daemon, http = configs(held(flags))
+
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        _check_of_use(flags, daemon, http)
+    _check_of_use({}, daemon, http)
+    _check_of_use({**flags, "http": "8000"}, replace(daemon, metrics_port=1, bind=None), HttpConfig(http="8000"))
 
 
 def test_a_port_is_a_number_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

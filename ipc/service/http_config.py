@@ -63,6 +63,8 @@ class HttpConfig:
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise ConfigurationError(f"{name}: there is no file {path}")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigurationError("ssl_keyfile is the key of a certificate: set ssl_certfile as well")
         if self.address is not None:
             self.check_reach(self.address[0])
 

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from ipc.process import open_files
 from ipc.process.gateway_process import GatewayProcess
 from ipc.process.logs import configure_logging
 from ipc.service import accelerators
-from ipc.service.configuration import LiveConfiguration
+from ipc.service.configuration import DaemonConfig, LiveConfiguration
 from ipc.service.daemon import FAULT, MISCONFIGURED, Daemon
 from ipc.service.device_choice import choose_device
 from ipc.service.http_config import HttpConfig
@@ -21,7 +22,7 @@ from ipc.service.settings import GATEWAY_OPTIONS, SETTINGS, SettingValue, config
 
 logger = logging.getLogger(__name__)
 
-OF_HTTP = ("api_key", "api_keys", "ssl_certfile", "ssl_keyfile", "tool_call_parser", "reasoning_parser")
+OF_HTTP = tuple(field.name for field in fields(HttpConfig) if field.metadata and field.name not in ("http", "web"))
 """Flags by which somebody means to protect or to shape what is served over HTTP."""
 
 
@@ -40,15 +41,27 @@ def serve(flags: Mapping[str, Any]) -> NoReturn:
     os._exit(code)
 
 
-def _gateway(http: HttpConfig, found: Mapping[str, SettingValue], flags: Mapping[str, Any]) -> GatewayProcess | None:
-    """The one that the daemon is to have, if any; raises ConfigurationError."""
+def _gateway(http: HttpConfig, found: Mapping[str, SettingValue]) -> GatewayProcess | None:
+    """The one that the daemon is to have, if any."""
     if http.address is None:
-        for name in OF_HTTP:
-            if flags.get(name) is not None:
-                raise ConfigurationError(f"{SETTINGS[name].flag} is for HTTP, which is not served: give --http as well")
         return None
     options = {name: found[name].value for name in GATEWAY_OPTIONS}
     return GatewayProcess(*http.address, or_any_port=http.http is None, **options)
+
+
+def _check_of_use(flags: Mapping[str, Any], daemon: DaemonConfig, http: HttpConfig) -> None:
+    """Raises ConfigurationError for a flag that would change nothing. A file may have settings for
+    several daemons."""
+    given = {name for name, value in flags.items() if value is not None}
+    unserved = [name for name in OF_HTTP if name in given] if http.address is None else []
+    if unserved:
+        raise ConfigurationError(f"{SETTINGS[unserved[0]].flag} is for HTTP, which is not served: give --http as well")
+    if "metrics_host" in given and daemon.metrics_port is None:
+        raise ConfigurationError("--metrics-host is for metrics, which are not served: give --metrics-port as well")
+    if "socket_access" in given and daemon.socket_access == "group" and (daemon.bind or "").startswith("tcp://"):
+        raise ConfigurationError(
+            f"--socket-access group is for ipc:// sockets, and {daemon.bind} is none: leave it out"
+        )
 
 
 def _run(flags: Mapping[str, Any], console: Console) -> int:
@@ -62,7 +75,8 @@ def _run(flags: Mapping[str, Any], console: Console) -> int:
             from ipc.service.follower_daemon import FollowerDaemon
 
             FollowerDaemon(configuration.engine).run()
-        return Daemon(configuration, console, gateway=_gateway(configuration.http, found, flags)).run()
+        _check_of_use(flags, configuration.daemon, configuration.http)
+        return Daemon(configuration, console, gateway=_gateway(configuration.http, found)).run()
     except DownloadFailed as error:
         logger.error("%s", error)
         return FAULT
