@@ -1,6 +1,8 @@
 """Files that root makes in directories of others, who may put links anywhere in them."""
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from ipc.errors import KeyFileError
 from ipc.wire import keys, owned_files
 
 OTHER = 4321
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+of_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
 
 
 @pytest.fixture
@@ -44,6 +46,7 @@ def assert_untouched(victim: Path) -> None:
     assert [path.stat().st_uid for path in (victim, victim / "shadow")] == [0, 0]
 
 
+@of_root
 def test_keys_that_root_makes_for_a_service_are_the_services_to_read(theirs: Path, tmp_path: Path) -> None:
     """A file belongs to whom its directory belongs to; the client's own is where root wants it."""
     keys.new(theirs / "keys", "alice", tmp_path / "alice.key")
@@ -55,6 +58,7 @@ def test_keys_that_root_makes_for_a_service_are_the_services_to_read(theirs: Pat
     assert (tmp_path / "alice.key").stat().st_uid == 0
 
 
+@of_root
 @pytest.mark.parametrize("name", ["keys", "keys/clients", "keys/server.toml", "keys/clients/alice.toml"])
 @pytest.mark.parametrize("dangling", [False, True])
 def test_no_link_of_theirs_leads_root_elsewhere(
@@ -71,6 +75,7 @@ def test_no_link_of_theirs_leads_root_elsewhere(
     assert_untouched(victim)
 
 
+@of_root
 def test_root_reads_no_file_through_a_link_of_theirs(theirs: Path, victim: Path) -> None:
     """Its words would be in an error."""
     (theirs / "clients").mkdir()
@@ -80,6 +85,7 @@ def test_root_reads_no_file_through_a_link_of_theirs(theirs: Path, victim: Path)
         keys.authorized(theirs)
 
 
+@of_root
 def test_a_pipe_in_place_of_a_key_is_no_key(theirs: Path) -> None:
     """Nobody waits for it."""
     (theirs / "clients").mkdir()
@@ -89,6 +95,7 @@ def test_a_pipe_in_place_of_a_key_is_no_key(theirs: Path) -> None:
         keys.authorized(theirs)
 
 
+@of_root
 def test_a_link_swapped_in_while_a_file_is_made_is_not_followed(
     theirs: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,9 +104,9 @@ def test_a_link_swapped_in_while_a_file_is_made_is_not_followed(
 
     def open_and_swap(path: str, *arguments: int, **options: int) -> int:
         descriptor = opened(path, *arguments, **options)
-        if path == "a":
-            (theirs / "a").unlink()
-            link(theirs / "a", victim / "shadow")
+        if str(path).startswith(".a."):
+            (theirs / path).unlink()
+            link(theirs / path, victim / "shadow")
         return descriptor
 
     monkeypatch.setattr(os, "open", open_and_swap)
@@ -108,6 +115,7 @@ def test_a_link_swapped_in_while_a_file_is_made_is_not_followed(
     assert_untouched(victim)
 
 
+@of_root
 def test_a_link_of_roots_is_followed(theirs: Path, tmp_path: Path) -> None:
     """As /var/lib/odriver is one, of systemd's; one that leads to itself is an error."""
     (tmp_path / "lib").symlink_to("theirs")
@@ -119,3 +127,50 @@ def test_a_link_of_roots_is_followed(theirs: Path, tmp_path: Path) -> None:
     assert owned_files.read(tmp_path / "file")[0] == b"key" and (theirs / "a").stat().st_uid == OTHER
     with pytest.raises(OSError, match="loop"):
         owned_files.create(tmp_path / "loop" / "a", "key")
+
+
+@pytest.mark.parametrize("write", [owned_files.create, owned_files.replace])
+def test_a_file_that_cannot_be_written_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, str], None]
+) -> None:
+    """Where the disk is full: neither an empty one nor what was begun; with room it can be made."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            write(tmp_path / "a", "key")
+    assert os.listdir(tmp_path) == []
+
+    write(tmp_path / "a", "key")
+
+    assert (tmp_path / "a").read_text() == "key" and os.listdir(tmp_path) == ["a"]
+
+
+def test_a_file_that_is_there_is_not_made_again(tmp_path: Path) -> None:
+    """And stays as it is."""
+    owned_files.create(tmp_path / "a", "key")
+
+    with pytest.raises(FileExistsError):
+        owned_files.create(tmp_path / "a", "another")
+
+    assert (tmp_path / "a").read_text() == "key" and os.listdir(tmp_path) == ["a"]
+
+
+def test_a_key_that_cannot_be_authorised_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it can be made under the same name when there is room."""
+    create = owned_files.create
+
+    def full(path: Path, text: str) -> None:
+        if path.parent.name == "clients":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        create(path, text)
+
+    with monkeypatch.context() as context:
+        context.setattr(owned_files, "create", full)
+        with pytest.raises(KeyFileError, match="No space"):
+            keys.new(tmp_path / "keys", "alice", tmp_path / "alice.key")
+
+    keys.new(tmp_path / "keys", "alice", tmp_path / "alice.key")

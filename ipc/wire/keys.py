@@ -106,7 +106,11 @@ def new(directory: Path, name: str, out: Path, **limits: int | bool | list[str])
     server = server_key(directory)
     _make_directory(authorised.parent)
     issued = issue(out, server)
-    _write(authorised, {"public": issued.public, **limits})
+    try:
+        _write(authorised, {"public": issued.public, **limits})
+    except KeyFileError:  # of no use, and in the way of the next attempt
+        owned_files.remove(out)
+        raise
 
 
 def issue(out: Path, server: ServerKey) -> Limits:

@@ -3,7 +3,8 @@ keys.
 
 The owner of a directory may at any moment replace a file in it by a symbolic link. So root walks
 to a directory one component at a time, each opened relative to its parent's descriptor, and
-follows only root's own links. A new file is given to the owner of its directory while it is open.
+follows only root's own links. A new file is given to the owner of its directory while it is open,
+and has its name when it is written.
 For any other user links are followed as usual.
 """
 
@@ -35,26 +36,38 @@ def opened_directory(path: Path, *, make: int | None = None) -> Iterator[int]:
 
 
 def create(path: Path, text: str) -> None:
-    """Create a file (0600) that belongs to its directory's owner. Raises OSError, also if it
-    exists."""
-    with (
-        opened_directory(path.parent) as directory,
-        os.fdopen(os.open(path.name, _NEW, 0o600, dir_fd=directory), "w", encoding="utf-8") as file,
-    ):
-        _hand_over(file.fileno(), directory)
-        file.write(text)
+    """Create a file (0600) that belongs to its directory's owner, whole or not at all. Raises
+    OSError, also if it exists."""
+    with opened_directory(path.parent) as directory, _written(directory, path.name, text, 0o600, is_owners=True) as new:
+        os.link(new, path.name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file (0644), replacing what is there: a link itself, not its target."""
-    with opened_directory(path.parent, make=0o755) as directory:
-        new = f".{path.name}.{os.getpid()}"
+    """Write a file (0644), replacing what is there: a link itself, not its target. Raises
+    OSError."""
+    with opened_directory(path.parent, make=0o755) as directory, _written(directory, path.name, text, 0o644) as new:
+        os.replace(new, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+@contextmanager
+def _written(directory: int, name: str, text: str, mode: int, *, is_owners: bool = False) -> Iterator[str]:
+    """The name of a file beside the one of that name, with this text. It is gone at the end."""
+    new = f".{name}.{os.getpid()}"
+    with suppress(FileNotFoundError):
+        os.unlink(new, dir_fd=directory)
+    descriptor = os.open(new, _NEW, mode, dir_fd=directory)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            if is_owners:
+                _hand_over(descriptor, directory)
+            os.fchmod(descriptor, mode)
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)  # a full disk may show only now
+        yield new
+    finally:
         with suppress(FileNotFoundError):
             os.unlink(new, dir_fd=directory)
-        with os.fdopen(os.open(new, _NEW, 0o644, dir_fd=directory), "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(text)
-        os.replace(new, path.name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
 def read(path: Path, max_links: int = MAX_LINKS) -> tuple[bytes, os.stat_result]:
