@@ -99,12 +99,17 @@ def test_settings_are_shown_as_a_table(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_a_setting_may_be_several_strings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Words on a command line, an array in a file, and separated by commas in a variable."""
+    """Words on a command line, an array in a file, and separated by commas in a variable, but not within JSON."""
     file = tmp_path / "one.toml"
     file.write_text("served_model_name = ['a', 'b']")
     assert settings.held({"config": file})["served_model_name"].value == ("a", "b")
     monkeypatch.setenv("ODRIVER_SERVED_MODEL_NAME", "c, d/e")
     assert settings.held({})["served_model_name"].value == ("c", "d/e")
+    objects = ('{"name": "a", "path": "/p,q"}', "b=/c", '{"name": "{d", "path": "/e"}')
+    monkeypatch.setenv("ODRIVER_LORA_MODULES", ", ".join(objects))
+    assert settings.held({})["lora_modules"].value == objects
+    monkeypatch.setenv("ODRIVER_LORA_MODULES", '{"name": "a", "path"')
+    assert settings.held({})["lora_modules"].value == ('{"name": "a"', '"path"')
     options = vars(cli.parser().parse_args(["serve", "model", "--served-model-name", "f", "g"]))
     assert settings.held({"served_model_name": options["served_model_name"]})["served_model_name"].value == ("f", "g")
 

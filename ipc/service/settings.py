@@ -9,6 +9,7 @@ stands, and so is a value of the wrong type. A variable that is empty is not set
 
 import argparse
 import difflib
+import json
 import os
 import re
 import types
@@ -32,7 +33,8 @@ PREFIX = "ODRIVER_"
 NO_SETTINGS = (FILE_VARIABLE, instruction_set.VARIABLE)
 """Variables that begin like those of settings."""
 STRINGS = tuple[str, ...]
-"""Several words on a command line, an array in a file, and separated by commas in a variable."""
+"""Several words on a command line, an array in a file, and separated by commas in a variable, where
+each may be an object in JSON."""
 
 
 @dataclass(frozen=True)
@@ -231,9 +233,30 @@ def _held(setting: Setting, value: Any, name: str, whence: str, *, strict: bool 
         if setting.name == "http" and type(value) is int:  # a port needs no quotes in a file
             value = str(value)
         if setting.type == STRINGS and not strict:
-            value = [one.strip() for one in value.split(",")]
+            value = _separated(value)
         return SettingValue(msgspec.convert(value, setting.type, strict=strict), whence)
     except msgspec.ValidationError as error:
         kinds = {int: "a whole number", float: "a number", bool: "true or false", STRINGS: "a list of strings"}
         kind = kinds.get(setting.type, "a string")
         raise ConfigurationError(f"{name} must be {kind}, not {value!r}") from error
+
+
+def _separated(text: str) -> list[str]:
+    """The words between commas, of which an object in JSON is one."""
+    words = []
+    while True:
+        text = text.lstrip()
+        end = _end_of_object(text)
+        rest, comma, after = text[end:].partition(",")
+        words.append((text[:end] + rest).strip())
+        if not comma:
+            return words
+        text = after
+
+
+def _end_of_object(text: str) -> int:
+    """Where the object ends with which the text begins; 0 if it begins with none."""
+    try:
+        return json.JSONDecoder().raw_decode(text)[1] if text.startswith("{") else 0
+    except json.JSONDecodeError:
+        return 0
