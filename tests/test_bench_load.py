@@ -208,6 +208,16 @@ def test_odriver_bench_refuses_a_load_that_makes_no_sense(address):
     assert (done.returncode, done.stderr) == (1, "odriver: num_prompts must be at least 1, not 0\n")
 
 
+def test_odriver_bench_says_before_the_load_that_its_figures_cannot_be_saved(address, driver, tmp_path):
+    """And sends nothing."""
+    driver.submit_request = None
+
+    done = bench(address, "--num-prompts", "1", "--result-filename", str(tmp_path / "nowhere" / "x.json"))
+
+    why = f"the figures cannot be saved in {tmp_path}/nowhere/x.json: No such file or directory"
+    assert (done.returncode, done.stderr) == (1, f"odriver: {why}\n")
+
+
 def test_the_load_generator_loads_no_jax():
     """It may run beside the daemon that it measures."""
     code = "import sys, ipc.commands.bench; print([name for name in ('jax', 'transformers', 'flax') if name in sys.modules])"

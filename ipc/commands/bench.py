@@ -4,16 +4,17 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ipc.benchmark.timeline import Timeline, load_figures
-from ipc.benchmark.workload import Load, send
+from ipc.benchmark.workload import Load, LoadError, send
 from ipc.client import Client
 from ipc.process.tables import plain
 
@@ -27,13 +28,27 @@ _STATISTICS = ("mean", "median", "std", "p99")
 
 
 def run(client: Client, load: Load, path: Path | None, *, save: bool) -> int:
-    """Run the load, show the figures and save them; returns 1 if any request failed."""
-    result, timelines = measure(client, load, Console(stderr=True))
-    show(result, timelines, Console())
-    if save:
-        path = path or Path(default_name(result))
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    """Run the load, show the figures and save them; returns 1 if any request failed.
+
+    Raises LoadError, before anything is sent, where they cannot be saved.
+    """
+    described = describe(client, load)
+    path = path or Path(default_name(described))
+    with _opened(path) if save else nullcontext() as file:
+        result, timelines = measure(client, load, Console(stderr=True))
+        show(result, timelines, Console())
+        if file is not None:
+            file.truncate(0)
+            file.write(json.dumps(result | described, indent=2) + "\n")
     return 1 if result["failed"] else 0
+
+
+def _opened(path: Path) -> TextIO:
+    """The file, which keeps what it has until there is something to put in its place."""
+    try:
+        return path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise LoadError(f"the figures cannot be saved in {path}: {error.strerror}") from error
 
 
 def measure(client: Client, load: Load, console: Console) -> tuple[dict[str, Any], list[Timeline]]:
