@@ -208,6 +208,8 @@ def test_an_address_that_cannot_be_is_an_error_in_plain_words() -> None:
         ["complete", "x", "--max", "5"],
         ["serve", "--dtype", "int3"],
         ["status", "now"],
+        ["drain", "--timeout", "-1"],
+        ["drain", "--timeout", "nan"],
     ],
 )
 def test_a_wrong_command_line_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -421,15 +422,15 @@ def test_every_command_is_there(address: str) -> None:
             "odriver: no request 'x' is open; `odriver requests` lists those that are\n"
             "odriver: no request 'y' is open; `odriver requests` lists those that are\n",
         ),
-        ("drain", "--timeout", "-1"): (
-            1,
-            "",
-            "odriver: malformed message: Expected `float` >= 0.0 - at `$.timeout_s`\n",
-        ),
     }
     for command, (code, stdout, stderr) in said.items():
         done = odriver(*command, "--connect", address)
         assert (done.returncode, done.stdout, done.stderr) == (code, stdout, stderr)
+    with (
+        ControlClient(address) as control,
+        pytest.raises(RequestFailed, match=r"malformed message: Expected `float` >= 0\.0 - at `\$\.timeout_s`"),
+    ):
+        control.drain(math.nan)
 
 
 @pytest.mark.parametrize("connect", [ControlClient, Client])

@@ -101,6 +101,17 @@ def seconds(text: str) -> float:
     return number
 
 
+def timeout(text: str) -> float:
+    """0 or more seconds; inf is no limit."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more seconds, or inf, not {text!r}")
+    return number
+
+
 def count(text: str) -> int:
     """1 or more."""
     if not text.isdecimal() or int(text) == 0:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from driver.request import RequestOrder, UpdateMode
 from ipc.commands import which_daemon
-from ipc.commands.arguments import count, seconds
+from ipc.commands.arguments import count, seconds, timeout
 from ipc.control_client import ControlClient
 from ipc.errors import RequestFailed
 from ipc.service.configuration import LOG_LEVELS
@@ -108,7 +108,7 @@ def _abort(control: ControlClient, options: dict[str, Any]) -> int:
 
 def _drain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--timeout", type=float, metavar="S", help="seconds to finish in, or inf (default: the daemon's)"
+        "--timeout", type=timeout, metavar="S", help="seconds to finish in, or inf (default: the daemon's)"
     )
 
 
