@@ -28,6 +28,7 @@ from ipc.service.configuration import DaemonConfig, LiveConfiguration
 from ipc.service.daemon import STOPPED, Daemon
 from ipc.service.http_config import HttpConfig
 from ipc.service.start_up import Loaded
+from ipc.wire.messages import PROGRESS_LIMIT
 
 MONITORING = Path(__file__).parent.parent / "docs" / "monitoring"
 DASHBOARD = json.loads((MONITORING / "grafana.json").read_text())
@@ -113,6 +114,14 @@ def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
         assert rule["annotations"].keys() == {"summary", "description"}
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
+
+
+def test_a_stall_is_an_alert_before_the_watchdog_ends_it() -> None:
+    """With an interval for the scrape and one for the evaluation, of 15 s each."""
+    (rule,) = (rule for rule in RULES if rule["alert"] == "OdriverStalled")
+
+    threshold, held = int(rule["expr"].rpartition(" > ")[2]), int(rule["for"].removesuffix("s"))
+    assert threshold + held + 2 * 15 <= PROGRESS_LIMIT
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool")
