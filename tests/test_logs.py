@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from ipc.process.logs import configure_logging
+from ipc.process.logs import configure_logging, stderr_console
 from ipc.service.terminal import show_ready
 
 
@@ -42,6 +42,21 @@ def test_the_level_may_change_while_running() -> None:
 
     assert len(out.getvalue().splitlines()) == 1
     assert out.getvalue().endswith("DEBUG engine.x: seen\n")
+
+
+def test_a_file_is_no_terminal_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither for the log, whose lines stay whole and plain, nor for SIGHUP, which there is to reload."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console = stderr_console()
+
+    configure_logging(console)
+    logging.getLogger("ipc.x").info("word " * 40)
+
+    assert not console.is_terminal
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "\x1b" not in line and line.endswith("INFO ipc.x: " + "word " * 40)
 
 
 FORGED = "x\n2026-01-01 ERROR ipc.service.daemon: FORGED\x1b[31m\x9b2J\u2028\u202e\ud800"

@@ -20,7 +20,7 @@ from ipc.errors import BatchError, OdriverError, RequestFailed
 from ipc.gateway.asking import ask, shown_prompt, tokenized
 from ipc.openai.request_bodies import BodyError, Question
 from ipc.openai.translation import STATUS, body_of, error_answer, param_of
-from ipc.process.logs import configure_logging
+from ipc.process.logs import configure_logging, stderr_console
 from ipc.wire.completion import whole
 from ipc.wire.escaping import one_line
 
@@ -37,7 +37,7 @@ OVERLOADED_DELAY = 1.0
 def run(source: Path, target: Path, address: str, **options: Any) -> int:
     """Answer what is missing in ``target``; returns the exit code, 1 if any request failed or has no
     answer."""
-    console = Console(stderr=True)
+    console = stderr_console()
     configure_logging(console)
     names = {line.custom_id for line in read_lines(source)}
     if _are_same(source, target):

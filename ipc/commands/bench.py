@@ -16,6 +16,7 @@ from rich.table import Table
 from ipc.benchmark.timeline import Timeline, load_figures
 from ipc.benchmark.workload import Load, LoadError, send
 from ipc.client import Client
+from ipc.process.logs import stderr_console
 from ipc.process.tables import plain
 
 _GROUPS = {
@@ -35,7 +36,7 @@ def run(client: Client, load: Load, path: Path | None, *, save: bool) -> int:
     described = describe(client, load)
     path = path or Path(default_name(described))
     with _opened(path) if save else nullcontext() as file:
-        result, timelines = measure(client, load, Console(stderr=True))
+        result, timelines = measure(client, load, stderr_console())
         show(result, timelines, Console())
         if file is not None:
             file.truncate(0)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 
 from engine.errors import ConfigurationError, DevicesUnavailable
+from ipc.process.logs import stderr_console
 from ipc.process.tables import facts_table, plain, show, words_table
 from ipc.service import accelerators, terminal
 from ipc.service.settings import configs, held
@@ -32,7 +32,7 @@ def run(flags: Mapping[str, Any], path: Path | None, *, as_json: bool) -> int:
     from engine.hub.obtain import obtained
 
     try:
-        with terminal.start_up(Console(stderr=True)) as shown:
+        with terminal.start_up(stderr_console()) as shown:
             report = examine_hardware(obtained(config, shown.show), shown.show)
     except DevicesUnavailable as error:
         obstacle = accelerators.refusal(str(error), accelerators.devices())

@@ -76,16 +76,16 @@ def run(options: dict[str, Any]) -> int:
     os.environ["JAX_PLATFORMS"] = "cpu"  # whatever this machine has is not what is planned for
     # jaxlib logs each program that it cannot parse, with a stack trace.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from rich.console import Console
 
     from engine.config import EngineConfig
     from engine.hub.obtain import with_draft_directory
     from engine.planner.chip_planner import plan_chips
     from ipc.commands.plan_tables import show_plan
+    from ipc.process.logs import stderr_console
     from ipc.service.terminal import start_up
 
     as_json, topology, tokens, model = (options.pop(name) for name in ("json", "topology", "tokens", "model"))
-    with start_up(Console(stderr=True)) as shown:
+    with start_up(stderr_console()) as shown:
         config = with_draft_directory(EngineConfig(**options), CONFIG_FILE)
         plan = plan_chips(config, _config_file(model), topology, tokens, shown.show)
     if as_json:

@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from rich.console import Console
 from starlette.applications import Starlette
 
 from engine.errors import ConfigurationError
@@ -29,7 +28,7 @@ from ipc.gateway.http_protocol import Protocol
 from ipc.process import gateway_orders, open_files
 from ipc.process.gateway_orders import Log, Order, Reloaded, ReloadKeys
 from ipc.process.http_socket import listen, url_of
-from ipc.process.logs import configure_logging
+from ipc.process.logs import configure_logging, stderr_console
 from ipc.process.systemd import extend_timeout, notify
 
 logger = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ def serve(
     ``resume_timeout`` is RemoteDaemon's. ``trusted_proxies`` are addresses or networks, separated by commas, whose X-Forwarded-For is
     believed.
     """
-    configure_logging(Console(stderr=True), log_level, log_format)
+    configure_logging(stderr_console(), log_level, log_format)
     open_files.raise_limit()
     proxies = [proxy.strip() for proxy in trusted_proxies.split(",") if proxy.strip()]
     limit = _connection_limit(max_connections, proxies)
@@ -167,7 +166,7 @@ class _Server(uvicorn.Server):
     def _obey(self, daemon: socket.socket, order: Order) -> None:
         match order:
             case Log(level=level, log_format=log_format):
-                configure_logging(Console(stderr=True), level, log_format)
+                configure_logging(stderr_console(), level, log_format)
             case ReloadKeys(serial=serial):
                 try:
                     answer = Reloaded(serial, text=self._callers.reload())

@@ -8,6 +8,7 @@ none looks like a record.
 import json
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -22,6 +23,12 @@ OURS = ("caching", "engine", "driver", "ipc")
 TRACEBACK_LINES = 100
 """Lines that are logged of a traceback's beginning, and as many of its end."""
 _USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime"}
+
+
+def stderr_console() -> Console:
+    """Of stderr, a terminal only where that is one: rich would also have a file for one with
+    FORCE_COLOR, and put colours and bars there, in lines of 80 columns."""
+    return Console(stderr=True, force_terminal=sys.stderr.isatty())
 
 
 def configure_logging(console: Console, level: str = "info", log_format: str = "text") -> None:

@@ -12,7 +12,7 @@ from engine.errors import ConfigurationError, DevicesUnavailable, DownloadFailed
 from ipc.errors import AddressError, KeyFileError
 from ipc.process import open_files
 from ipc.process.gateway_process import GatewayProcess
-from ipc.process.logs import configure_logging
+from ipc.process.logs import configure_logging, stderr_console
 from ipc.service import accelerators
 from ipc.service.configuration import DaemonConfig, LiveConfiguration
 from ipc.service.daemon import FAULT, MISCONFIGURED, Daemon
@@ -31,7 +31,7 @@ def serve(flags: Mapping[str, Any]) -> NoReturn:
     # What a daemon makes is its user's alone, and so are its sockets from the moment that they are
     # there.
     os.umask(0o077)
-    console = Console(stderr=True)
+    console = stderr_console()
     configure_logging(console)
     open_files.raise_limit()
     code = _run(flags, console)
