@@ -224,6 +224,23 @@ def test_what_the_kernels_are_built_for_is_no_setting(monkeypatch: pytest.Monkey
     assert held() == {}
 
 
+def test_what_kubernetes_says_of_a_service_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One may be called odriver, or odriver-metrics; what means a setting still is one, or an error."""
+    for name, value in {
+        "SERVICE_HOST": "10.0.0.1", "SERVICE_PORT": "8000", "SERVICE_PORT_HTTP": "8000", "PORT": "tcp://10.0.0.1:8000",
+        "PORT_8000_TCP": "tcp://10.0.0.1:8000", "PORT_8000_TCP_PROTO": "tcp", "PORT_8000_TCP_PORT": "8000",
+        "PORT_8000_TCP_ADDR": "10.0.0.1", "METRICS_SERVICE_HOST": "10.0.0.1", "METRICS_PORT": "tcp://10.0.0.1:8001",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"ODRIVER_{name}", value)
+    assert held() == {}
+
+    monkeypatch.setenv("ODRIVER_METRICS_PORT", "8001")
+    assert held() == {"metrics_port": SettingValue(8001, "ODRIVER_METRICS_PORT")}
+    monkeypatch.setenv("ODRIVER_PORT", "8000")
+    with pytest.raises(ConfigurationError, match="unknown setting 'ODRIVER_PORT'"):
+        held()
+
+
 def test_adapters_of_the_start_are_named_in_two_forms() -> None:
     """NAME=PATH, and vLLM's JSON, of which nothing else is taken."""
     both = ("one=a/b=c", '{"name": "two", "path": "/d"}')

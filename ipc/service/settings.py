@@ -32,6 +32,12 @@ from ipc.wire.configured import FILE_VARIABLE, config_file, read_toml
 PREFIX = "ODRIVER_"
 NO_SETTINGS = (FILE_VARIABLE, instruction_set.VARIABLE)
 """Variables that begin like those of settings."""
+_OF_KUBERNETES = re.compile(
+    rf"{PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=.*"
+    rf"|{PREFIX}(\w+_)?PORT=(tcp|udp|sctp)://.*"
+)
+"""Variables, with their values, that its containers have for each Service in their namespace: for one
+called ``odriver`` or ``odriver-...`` they begin like those of settings."""
 STRINGS = tuple[str, ...]
 """Several words on a command line, an array in a file, and separated by commas in a variable, where
 each may be an object in JSON."""
@@ -210,7 +216,11 @@ def values_of(written: Mapping[str, Any], path: Path) -> dict[str, SettingValue]
 def _variables() -> dict[str, SettingValue]:
     by_variable = {setting.variable: setting for setting in SETTINGS.values()}
     ours = {name: value for name, value in os.environ.items() if name.startswith(PREFIX) and value}
-    written = {name: value for name, value in ours.items() if name not in NO_SETTINGS}
+    written = {
+        name: value
+        for name, value in ours.items()
+        if name not in NO_SETTINGS and not _OF_KUBERNETES.fullmatch(f"{name}={value}")
+    }
     for name in written:
         _check_known(name, by_variable, "the environment")
     return {
