@@ -259,7 +259,9 @@ def test_nobody_goes_before_others_unless_it_may() -> None:
         taken = [request.params["priority"] for request in driver.submitted]
         assert taken == [one for one in asked if isinstance(one, str) or one >= least]
     refused = [one for one in sent if isinstance(one, Error)]
-    assert {one.code for one in refused} == {"forbidden"} and "bob may ask for 0 or more" in refused[4].message
+    assert {one.code for one in refused} == {"forbidden"}
+    assert refused[0].message.endswith("uid 7 may ask for 0 or more, as it is not the daemon's own user")
+    assert refused[4].message.endswith("bob may ask for 0 or more, what its key's `least_priority` allows")
 
 
 def test_tokens_are_so_many_a_minute() -> None:

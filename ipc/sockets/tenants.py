@@ -48,7 +48,12 @@ class Tenant:
         least = self.least_priority
         if least is None or not isinstance(priority, int) or priority >= least:
             return None
-        return f"priority {priority} goes before others, and {self.name} may ask for {least} or more: `least_priority` of its key"
+        why = (
+            "what its key's `least_priority` allows"
+            if self.limits is not None
+            else "as it is not the daemon's own user"
+        )
+        return f"priority {priority} goes before others, and {self.name} may ask for {least} or more, {why}"
 
 
 EVERYBODY = Tenant("")
