@@ -8,6 +8,7 @@ from tokenizer_files import build_byte_level
 from tokenizers import AddedToken, Tokenizer
 from written_calls import written
 
+from engine.request_limits import MAX_CHOICES
 from ipc.gateway.endpoints.answering import Answering
 from ipc.gateway.output import tool_grammar
 from ipc.gateway.output.dialect import Dialect
@@ -99,6 +100,19 @@ def test_parameters_keep_to_the_schema(row: ToolFormat, with_marks: bool) -> Non
     assert verdicts(wrong) == [False] * len(wrong)
 
 
+@pytest.mark.parametrize("row", [QWEN3_CODER, GEMMA4])
+def test_a_parameter_may_be_one_of_many_words(row: ToolFormat) -> None:
+    """Of which one may be empty."""
+    words = ["", *(f"word {number}" for number in range(4000))]
+    parameters = {"type": "object", "properties": {"word": {"enum": words}}, "required": ["word"]}
+    say = Function("say", parameters=parameters)
+    answering = build_answering(row, ToolUse([say], [say], parallel=False))
+
+    verdicts = [follows(answering, written(row, ("say", {"word": word}))) for word in ("", "word 3999", "word 4000")]
+
+    assert verdicts == [True, True, False]
+
+
 def test_no_more_rules_are_made_than_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A schema's definitions stand beside each parameter: together they may be far more than the schema."""
     made: list[int] = []
@@ -138,8 +152,11 @@ FORMS: list[tuple[dict[str, Any], str, str]] = [
     ({"json": '{"type": "integer"}'}, "12", "a"),
     ({"json": NUMBER, "disable_additional_properties": True}, '{"a": 1}', '{"a": 1, "b": 2}'),
     ({"json_object": True}, '{"x": []}', "[]"),
+    ({"json": {"x-guidance": {"item_separator": ";"}}, "disable_any_whitespace": True}, "[1;2]", "[1, 2]"),
     ({"regex": r"[0-9]/\/\n?"}, "1//\n", "1/"),
+    ({"regex": "(?x)[0-9] # c/d\n a\\\nb"}, "1a\nb", "1anb"),
     ({"choice": ['"yes"', "no\n"]}, '"yes"', "yes"),
+    ({"choice": [f"choice {number}" for number in range(MAX_CHOICES)]}, "choice 4095", "choice 4096"),
     ({"grammar": 'start: "a" b\nb: "}"+'}, "a}}", "a"),
 ]
 
@@ -162,7 +179,13 @@ def test_without_thoughts_and_tools_a_form_is_as_it_was() -> None:
     assert build_answering().params({"structured_outputs": {"regex": "a"}}) == {"structured_outputs": {"regex": "a"}}
 
 
-@pytest.mark.parametrize("asked", [{"json": "{"}, {"json": "[1]"}, {"regex": ""}, {"xml": "a"}])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"json": "{"}, {"json": "[1]"}, {"json": "true"}, {"json": '{"a":' * 5000 + "1" + "}" * 5000}),
+        *({"regex": ""}, {"regex": "a\\"}, {"xml": "a"}),
+    ],
+)
 def test_what_is_no_form_is_refused(asked: dict[str, Any]) -> None:
     """Before the daemon hears of it."""
     with pytest.raises(BodyError):

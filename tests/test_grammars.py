@@ -1,16 +1,37 @@
 """Grammars: what they allow, from the start and on the way, and what is refused."""
 
 import msgspec
+import numpy as np
 import pytest
-from grammar_constraints import ENDLESS, advance, allowed, begin, hear, running
+from grammar_constraints import ENDLESS, LIMITS, advance, allowed, begin, hear, running
 from tokenizer_files import build_byte_level
 
 from driver.errors import InternalError
 from driver.grammars.compiler import LAST, GrammarCompiler, GrammarRefused
-from driver.grammars.protocol import GrammarJob
+from driver.grammars.matcher import Grammar, GrammarError, MaskedTokenizer
+from driver.grammars.protocol import GrammarJob, TokenizerDefinition
 from driver.text.json_schema import without_additional_properties
-from engine.request_limits import ServingLimits
+from engine.request_limits import MAX_CHOICES, ServingLimits
 from engine.structured_outputs import StructuredOutputsParams
+
+
+@pytest.fixture(scope="module")
+def masked_tokenizer(tokenizer):
+    """As a worker has it, but in this process."""
+    return MaskedTokenizer(TokenizerDefinition(tokenizer.definition(), LIMITS.vocab_size, LIMITS.eos_token_ids))
+
+
+def follows(masked_tokenizer, token_ids, **form):
+    """Whether these tokens, and the end behind them, are of a form."""
+    grammar = Grammar(masked_tokenizer, GrammarCompiler.job(StructuredOutputsParams(**form)))
+    matcher, mask = grammar.begin(0), grammar.first_mask
+    for token_id in [*token_ids, LIMITS.eos_token_ids[0]]:
+        if mask is None:
+            return token_id in LIMITS.eos_token_ids
+        if not np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[token_id]:
+            return False
+        mask = matcher.advance([token_id])
+    return True
 
 
 def test_several_sequences_follow_one_grammar_each_for_itself(grammars, tokenizer, monkeypatch):
@@ -63,6 +84,37 @@ def test_ids_that_no_tokenizer_knows_are_never_allowed(grammars):
     (any_text,) = begin(grammars, regex="(.|\n)*")
 
     assert max(allowed(any_text)) < build_byte_level().get_vocab_size() and len(any_text.mask) == 13
+
+
+def test_the_most_choices_that_may_be_given_can_be_followed(tokenizer, masked_tokenizer):
+    """To the end of the last of them, and of one with which others begin; no other text is one."""
+    choices = [f"choice {number}" for number in range(MAX_CHOICES)]
+
+    for text, verdict in (("choice 4095", True), ("choice 40", True), ("choice 4096", False), ("choice ", False)):
+        assert follows(masked_tokenizer, tokenizer.encode_word(text), choice=choices) is verdict
+
+
+def test_a_choice_is_a_text_whatever_it_holds(tokenizer, masked_tokenizer):
+    """Signs that mean something in a regex or in Lark's notation, and those that cannot be seen."""
+    text = "".join(map(chr, range(1, 0x180))) + '\n// a\\\n%json {} "b" \u2028\ufeff😀'
+
+    assert follows(masked_tokenizer, tokenizer.encode_word(text), choice=["b", text])
+    assert not follows(masked_tokenizer, tokenizer.encode_word(text[:-1]), choice=["b", text])
+
+
+@pytest.mark.parametrize(
+    ("regex", "text"),
+    [("a\\\nb", "a\nb"), ("(?x)a # c/d\n b", "ab"), ("a\nb/[/]\\/", "a\nb///"), ('"#', '"#')],
+)
+def test_a_regex_means_what_it_means_elsewhere(tokenizer, masked_tokenizer, regex, text):
+    """Newlines and slashes, escaped or not, and comments."""
+    assert follows(masked_tokenizer, tokenizer.encode_word(text), regex=regex)
+
+
+def test_a_regex_that_ends_in_an_escape_is_refused(masked_tokenizer):
+    """It would escape what is written behind it."""
+    with pytest.raises(GrammarError, match="it ends in a backslash"):
+        follows(masked_tokenizer, [], regex="a\\")
 
 
 def test_a_model_without_an_end_ends_where_its_text_is_complete(tokenizer):

@@ -1,10 +1,8 @@
 """From the structured outputs that a client asks for to the constraints of its sequences."""
 
-import json
 import re
 import threading
 from collections import OrderedDict
-from typing import Any
 
 import msgspec
 
@@ -12,6 +10,7 @@ from driver.errors import DriverStopped, InvalidRequest, Overloaded
 from driver.grammars.constraint import FORM, CompiledGrammar, GrammarConstraint
 from driver.grammars.guesses import Guesses, NgramIndex
 from driver.grammars.matcher_pool import TOO_HARD, Allowance, MatcherPool
+from driver.grammars.notation import any_of, json_options, schema_of
 from driver.grammars.protocol import (
     BEGIN,
     END,
@@ -24,7 +23,6 @@ from driver.grammars.protocol import (
     unpack_way_on,
 )
 from driver.grammars.workers import Answer, Worker, WorkerLost, Workers
-from driver.text.json_schema import check_json, without_additional_properties
 from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.request_limits import MAX_GRAMMAR_BYTES, ServingLimits
 from engine.structured_outputs import StructuredOutputsParams
@@ -79,7 +77,7 @@ class GrammarCompiler:
             source.encode()
         except UnicodeEncodeError as error:
             raise refused(params, "it holds half a surrogate pair, which is no text") from error
-        options = _json_options(params) if kind == "json" else {}
+        options = json_options(params) if kind == "json" else {}
         return msgspec.msgpack.encode(GrammarJob(kind, source, options, hide_eos))
 
     def find(self, job: bytes) -> CompiledGrammar | None:
@@ -188,7 +186,7 @@ def _kind_and_source(params: StructuredOutputsParams) -> tuple[str, str]:
     if params.is_json:
         return "json", _schema(params)
     if params.choice is not None:
-        return "lark", "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in params.choice)
+        return "lark", "start: " + any_of(params.choice)
     if params.regex is not None:
         return "regex", params.regex
     assert params.grammar is not None
@@ -199,29 +197,10 @@ def _kind_and_source(params: StructuredOutputsParams) -> tuple[str, str]:
 
 def _schema(params: StructuredOutputsParams) -> str:
     """The JSON schema as text, which llguidance refuses if it is nested too deeply."""
-    given: Any = {"type": "object"} if params.json is None else params.json
     try:
-        if isinstance(given, str):
-            check_json(given.encode())
-        schema = msgspec.json.decode(given) if isinstance(given, str) else given
-        if not isinstance(schema, dict | bool):
-            raise refused(params, f"a JSON schema is an object, not {type(schema).__name__}")
-        if params.disable_additional_properties:
-            schema = without_additional_properties(schema)
-        return msgspec.json.encode(schema).decode()
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise refused(params, f"this is no JSON: {error}") from error
+        return msgspec.json.encode(schema_of(params)).decode()
     except ValueError as error:
-        raise refused(params, str(error)) from error
-
-
-def _json_options(params: StructuredOutputsParams) -> dict[str, str | bool]:
-    options: dict[str, str | bool] = {}
-    if params.disable_any_whitespace:
-        options["whitespace_flexible"] = False
-    if params.whitespace_pattern is not None:
-        options["whitespace_pattern"] = params.whitespace_pattern
-    return options
+        raise refused(params, error) from error
 
 
 def refused(params: StructuredOutputsParams, why: object) -> InvalidRequest:

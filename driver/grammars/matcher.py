@@ -11,6 +11,7 @@ from collections import deque
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from driver.grammars.notation import pattern
 from driver.grammars.protocol import GrammarJob, TokenizerDefinition
 
 AHEAD_SECONDS = 0.001
@@ -151,7 +152,8 @@ class Matcher:
 def _definition(job: GrammarJob) -> str:
     if job.kind == "json":
         return LLMatcher.grammar_from_json_schema(job.source, overrides=job.options)  # type: ignore[arg-type]
-    return LLMatcher.grammar_from_regex(job.source) if job.kind == "regex" else LLMatcher.grammar_from_lark(job.source)
+    source = "start: " + pattern(job.source) if job.kind == "regex" else job.source
+    return LLMatcher.grammar_from_lark(source)
 
 
 def _check(matcher: LLMatcher) -> None:

@@ -158,8 +158,7 @@ def _known(tool_format: ToolFormat | None) -> ToolFormat:
 
 def _form(asked: dict[str, Any]) -> str:
     try:
-        params = msgspec.convert(asked, StructuredOutputsParams)
-        return f"%lark {{\n{params.grammar}\n}}" if params.grammar is not None else form_of(params)
+        return form_of(msgspec.convert(asked, StructuredOutputsParams))
     except ValueError as error:
         raise BodyError(str(error), "structured_outputs") from error
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from driver.text.json_schema import without_additional_properties
+from driver.grammars.notation import any_of, json_options, pattern, schema_of
 from engine.structured_outputs import StructuredOutputsParams
 
 SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -39,24 +39,22 @@ def text_rule(name: str, end: str, token_ids: Mapping[str, int]) -> str:
 
 
 def json_of(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """JSON of this schema, with llguidance's options for it."""
-    return "%json " + json.dumps({**schema, "x-guidance": options})
+    """JSON of this schema, with llguidance's options for it beside those that it has itself."""
+    own = schema.get("x-guidance", {})
+    if isinstance(own, dict):  # anything else is an error that shows at compilation
+        schema = {**schema, "x-guidance": {**own, **options}}
+    return "%json " + json.dumps(schema)
 
 
 def form_of(params: StructuredOutputsParams) -> str:
-    """A Lark expression for a text of any form but a grammar; errors in it show at compilation."""
-    if params.choice is not None:
-        return one_of(json.dumps(choice, ensure_ascii=False) for choice in params.choice)
-    if params.regex is not None:
-        return "/" + re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", params.regex).replace("\n", r"\n") + "/"
-    schema: Any = {"type": "object"} if params.json is None else params.json
-    if isinstance(schema, str):
-        schema = json.loads(schema)
-    if not isinstance(schema, dict):
-        raise ValueError(f"structured_outputs.json: a JSON schema is an object, not {type(schema).__name__}")
-    if params.disable_additional_properties:
-        schema = without_additional_properties(schema)
-    options: dict[str, Any] = {"whitespace_flexible": False} if params.disable_any_whitespace else {}
-    if params.whitespace_pattern is not None:
-        options["whitespace_pattern"] = params.whitespace_pattern
-    return json_of(schema, options)
+    """A Lark expression for a text of any form. Raises ValueError; more errors show at compilation."""
+    try:
+        if params.grammar is not None:
+            return f"%lark {{\n{params.grammar}\n}}"
+        if params.choice is not None:
+            return any_of(params.choice)
+        if params.regex is not None:
+            return pattern(params.regex)
+        return json_of(schema_of(params), json_options(params))
+    except ValueError as error:
+        raise ValueError(f"structured_outputs.{params.form}: {error}") from error

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from driver.grammars.notation import any_of
 from ipc.gateway.output.argument_readers import Tags
 from ipc.gateway.output.lark import SPACED, json_of, literal, one_of, text_rule
 from ipc.gateway.output.schema_types import parameter_kinds
@@ -103,7 +104,7 @@ class _Arguments:
         """A value between tags, and the end of it."""
         kinds = parameter_kinds(self._schema, key)
         if words := _words(schema, kinds):
-            return f"{one_of(literal(word, {}) for word in words)} {literal(end, self._token_ids)}"
+            return f"{any_of(words)} {literal(end, self._token_ids)}"
         if "string" in kinds:
             return "text"
         return f"{self._json(schema)} {literal(end, self._token_ids)}"
@@ -115,7 +116,8 @@ class _Arguments:
     def _gemma_value(self, key: str, schema: Any) -> str:
         kinds = parameter_kinds(self._schema, key)
         if words := _words(schema, kinds):
-            return one_of(literal(f"{_QUOTE}{word}{_QUOTE}", self._token_ids) for word in words)
+            quote = literal(_QUOTE, self._token_ids)
+            return f"{quote} {any_of(words)} {quote}"
         if kinds <= {"number", "boolean", "null"}:  # as JSON has them
             return self._json(schema)
         return one_of(_GEMMA_WORDS.get(kind, "string") for kind in sorted(kinds))

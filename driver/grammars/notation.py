@@ -1,0 +1,64 @@
+"""What a client asks for, in the words of llguidance: Lark's notation, and JSON schemas."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from driver.text.json_schema import check_json, without_additional_properties
+from engine.structured_outputs import StructuredOutputsParams
+
+_ESCAPED_OR_SLASH = re.compile(r"\\(?s:.)|[/\\]")
+
+
+def pattern(regex: str) -> str:
+    """A Lark expression for what matches a regex; raises ValueError for one that ends in an escape.
+
+    A newline stands as it is, because it ends a comment of ``(?x)``.
+    """
+    return "/" + _ESCAPED_OR_SLASH.sub(_as_lark, regex) + "/"
+
+
+def _as_lark(found: re.Match[str]) -> str:
+    if found[0] == "\\":
+        raise ValueError("it ends in a backslash, behind which there must be a character")
+    return r"\/" if found[0] == "/" else found[0].replace("\n", "n")
+
+
+def any_of(texts: Iterable[str]) -> str:
+    """A Lark expression for one of these texts.
+
+    It is one lexeme. As alternatives of a rule each text would be an item of its own in llguidance's
+    parser, which has at most 2,000 of them behind a token.
+    """
+    return pattern(f"({'|'.join(map(re.escape, texts))})")  # a regex without a letter would be a comment
+
+
+def schema_of(params: StructuredOutputsParams) -> dict[str, Any]:
+    """The JSON schema, which may be given as text. Raises ValueError for what is none, or too large."""
+    given: Any = {"type": "object"} if params.json is None else params.json
+    if isinstance(given, str):
+        given = _decoded(given)
+    if not isinstance(given, dict):
+        raise ValueError(f"a JSON schema is an object, not {type(given).__name__}")
+    return without_additional_properties(given) if params.disable_additional_properties else given
+
+
+def json_options(params: StructuredOutputsParams) -> dict[str, str | bool]:
+    """What is asked for beside the schema, as llguidance's JsonCompileOptions."""
+    options: dict[str, str | bool] = {}
+    if params.disable_any_whitespace:
+        options["whitespace_flexible"] = False
+    if params.whitespace_pattern is not None:
+        options["whitespace_pattern"] = params.whitespace_pattern
+    return options
+
+
+def _decoded(schema: str) -> Any:
+    try:
+        encoded = schema.encode()
+        check_json(encoded)
+        return msgspec.json.decode(encoded)
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise ValueError(f"this is no JSON: {error}") from error
