@@ -86,6 +86,19 @@ def test_ids_that_no_tokenizer_knows_are_never_allowed(grammars):
     assert max(allowed(any_text)) < build_byte_level().get_vocab_size() and len(any_text.mask) == 13
 
 
+def test_ids_that_the_model_lacks_are_never_allowed(tokenizer):
+    """A tokenizer that has more of them; nor does the grammar force one."""
+    a, fox, there, was = tokenizer.encode_word("a fox there was")
+    masked = MaskedTokenizer(TokenizerDefinition(tokenizer.definition(), was, LIMITS.eos_token_ids))
+    any_text, forced = (
+        Grammar(masked, GrammarCompiler.job(StructuredOutputsParams(regex=regex)))
+        for regex in ("(.|\n)*", "a fox there was")
+    )
+
+    assert np.unpackbits(np.frombuffer(any_text.first_mask, np.uint8), bitorder="little")[was:].sum() == 0
+    assert forced.begin(2).look_ahead([])[:2] == ([a, fox, there], 3)
+
+
 def test_the_most_choices_that_may_be_given_can_be_followed(tokenizer, masked_tokenizer):
     """To the end of the last of them, and of one with which others begin; no other text is one."""
     choices = [f"choice {number}" for number in range(MAX_CHOICES)]

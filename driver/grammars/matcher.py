@@ -7,6 +7,7 @@ import itertools
 import time
 from array import array
 from collections import deque
+from collections.abc import Iterator
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -27,12 +28,17 @@ class GrammarError(Exception):
 
 
 class MaskedTokenizer:
-    """The tokenizer, and token masks for the daemon: i32 words, lowest bit first."""
+    """The tokenizer, and token masks for the daemon: i32 words, lowest bit first.
+
+    The model's vocabulary may have more ids than the tokenizer, or fewer; an id that either lacks
+    is never allowed.
+    """
 
     def __init__(self, definition: TokenizerDefinition) -> None:
         vocab_size, eos = definition.vocab_size, list(definition.eos_token_ids)
         # For a model without an end of text, the tokenizer's own end is never allowed.
-        self.tokenizer = LLTokenizer(definition.tokenizer, n_vocab=vocab_size, eos_token=eos or None)
+        self.tokenizer = LLTokenizer(definition.tokenizer, eos_token=eos or None)
+        self._vocab_size = vocab_size
         self._num_bytes = -(-vocab_size // 32) * 4
         self._text = (1 << vocab_size) - 1 & ~sum(1 << token_id for token_id in {*self.tokenizer.eos_tokens})
         """The mask of every token that does not end the text."""
@@ -45,6 +51,12 @@ class MaskedTokenizer:
         text = allowed & self._text
         shown = text if hide_eos and text else allowed
         return shown.to_bytes(self._num_bytes, "little"), bool(text)
+
+    def forced_tokens(self, matcher: LLMatcher) -> Iterator[int]:
+        """The tokens that must be next, up to one that the model lacks."""
+        forced = matcher.compute_ff_tokens()
+        _check(matcher)
+        return itertools.takewhile(lambda token_id: token_id < self._vocab_size, forced)
 
 
 class Grammar:
@@ -118,8 +130,7 @@ class Matcher:
 
     def _forced_tokens(self) -> list[int]:
         if not self._forced:
-            self._forced.extend(self._matcher.compute_ff_tokens())
-            _check(self._matcher)
+            self._forced.extend(self._tokenizer.forced_tokens(self._matcher))
         return list(itertools.islice(self._forced, 2 * self._num_drafts + 1))
 
     def _read_ahead(self, tokens: list[int], num_forced: int, began: float) -> tuple[list[int], list[bytes]]:
