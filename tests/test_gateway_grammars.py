@@ -1,5 +1,6 @@
 """The grammars by which answers are held to calls, and to forms behind thoughts, as llguidance follows them."""
 
+import json
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from engine.request_limits import MAX_CHOICES
 from ipc.gateway.endpoints.answering import Answering
 from ipc.gateway.output import tool_grammar
 from ipc.gateway.output.dialect import Dialect
+from ipc.gateway.output.output_parser import whole_output
 from ipc.gateway.output.reasoning import REASONING_FORMATS
 from ipc.gateway.output.tool_formats import GEMMA4, HARMONY, HERMES, PYTHONIC, QWEN3_CODER, TOOL_FORMATS, ToolFormat
 from ipc.openai.chat_tools import Function, ToolUse
@@ -111,6 +113,42 @@ def test_a_parameter_may_be_one_of_many_words(row: ToolFormat) -> None:
     verdicts = [follows(answering, written(row, ("say", {"word": word}))) for word in ("", "word 3999", "word 4000")]
 
     assert verdicts == [True, True, False]
+
+
+NAMES = ["a-b.c", "$filter", "@type", "my param", "2fa", "12", "é", "\"\\x'", "x/y", "=:,"]
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        (PYTHONIC, "[1-f.({})]"),
+        (TOOL_FORMATS["olmo3"][0], "<function_calls>1-f.({})</function_calls>"),
+        (GEMMA4, "<|tool_call>call:1-f.{{{}}}<tool_call|>"),
+    ],
+)
+def test_names_of_any_letters_are_written_as_they_are_read(row: ToolFormat, text: str) -> None:
+    """In quotes where they are no names in the notation."""
+    parameters = {"type": "object", "properties": {name: {"type": "integer"} for name in NAMES}, "required": NAMES}
+    function = Function("1-f.", parameters=parameters)
+    answering = build_answering(row, ToolUse([function], [function], parallel=False))
+    between, comma = (":", ",") if row is GEMMA4 else ("=", ", ")
+    bare, quotes = NAMES[:3], '<|"|>{}<|"|>' if row is GEMMA4 else "{}"
+    quoted = [quotes.format(name if row is GEMMA4 else json.dumps(name, ensure_ascii=False)) for name in NAMES[3:]]
+    written_out = text.format(comma.join(f"{key}{between}1" for key in [*bare, *quoted]))
+
+    assert follows(answering, written_out)
+    [call] = whole_output(answering.parser(), written_out, "stop").calls
+    assert (call[0], json.loads(call[1])) == ("1-f.", dict.fromkeys(NAMES, 1))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS.values() if row.tags is not None])
+@pytest.mark.parametrize("name", ["a<b", "", " a", "x" * 257])
+def test_a_parameter_that_a_format_cannot_name_is_refused(row: ToolFormat, name: str) -> None:
+    """Its value would be lost."""
+    function = Function("f", parameters={"properties": {"fine": {}, name: {"type": "integer"}}})
+
+    with pytest.raises(BodyError, match="which this model's format of calls cannot name"):
+        build_answering(row, ToolUse([function], [function], parallel=False)).params({})
 
 
 def test_no_more_rules_are_made_than_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ PARAMETERS: dict[str, Any] = {
     },
     "$defs": {"Unit": {"enum": ["C", "F", "5"]}},
 }
-FUNCTIONS = {"add": PARAMETERS, "now": None}
+FUNCTIONS = {"add": PARAMETERS, "now": None, "2.f-1": None, "7": None}
 HARD = {
     "city": "Zürich \"<b>'\\n\"\n{it's} </par \\ 😀",
     "days": 3,
@@ -163,6 +163,10 @@ def test_calls_do_not_depend_on_how_a_text_comes(text: str, places: list[int], r
         ("olmo3-0", "<function_calls>now()\nadd(days=1)</function_calls>", [("now", {}), ("add", {"days": 1})]),
         ("gemma4-0", '<|tool_call>call:add{city:<|"|>a}"<|"|>,free:{x:[1,true]}}<tool_call|>', [("add", {"city": 'a}"', "free": {"x": [1, True]}})]),
         ("gemma4-0", "<|tool_call>call:now{}", [("now", {})]),
+        ("gemma4-0", '<|tool_call>call:2.f-1{$a.b:1,<|"|>x y<|"|>:2}<tool_call|>', [("2.f-1", {"$a.b": 1, "x y": 2})]),
+        ("pythonic-0", "[2.f-1(@a=1, 'x y'=-2), 7()]", [("2.f-1", {"@a": 1, "x y": -2}), ("7", {})]),
+        ("olmo3-0", "<function_calls>add(city='\"</function_calls>\\'')</function_calls>.", [("add", {"city": "\"</function_calls>'"}), "."]),
+        ("olmo3-0", "<function_calls>add(city='</func', days=1)</func</function_calls>.", ["<function_calls>add(city='</func', days=1)</func</function_calls>."]),
         ("deepseek_v31-0", "<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>now<\uff5ctool▁sep\uff5c>{}<\uff5ctool▁call▁end\uff5c>", [("now", {})]),
         ("kimi_k2-0", "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:12 <|tool_call_argument_begin|> {}<|tool_call_end|>", [("now", {})]),
         ("granite-0", '<|tool_call|>[{"arguments": {"days": 1}, "name": "add"}]', [("add", {"days": 1})]),
@@ -216,7 +220,7 @@ def test_a_sample_with_many_messages_is_read_as_one_with_few() -> None:
     assert output.content == "\n\n".join(["ab"] * 20_000)
 
 
-@pytest.mark.parametrize("text", ["", "[", "[f(a=1]", "f(a=b)", "f(a=01)", "f(a='x)", "[f()] g()", "f(" + "[" * 9999, "f(a=1 b=2)", "f(a=<|\"|>x)"])  # fmt: skip
+@pytest.mark.parametrize("text", ["", "[", "[f(a=1]", "f(a=b)", "f(a=01)", "f(a=1-2)", "f(a=-)", "f(a='x)", "[f()] g()", "f(" + "[" * 9999, "f(a=1 b=2)", "f(a=<|\"|>x)"])  # fmt: skip
 def test_what_are_no_literals_are_no_calls(text: str) -> None:
     """However deep they are nested."""
     assert not python_calls(text) and gemma_calls(text) is None

@@ -1,6 +1,6 @@
 """Reading the arguments of a call, in a model's notation, as JSON while they come."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import regex
@@ -109,20 +109,17 @@ class TaggedArguments:
         return json, rest, False, False
 
 
-class Braces:
-    """Finds the brace that closes the first, or the last of ``depth`` open ones, outside of strings
-    in any of these ``quotes``."""
+class _Strings:
+    """Reads past strings in any of these ``quotes``, in a text that comes in pieces."""
 
-    def __init__(self, depth: int = 0, braces: str = "{}", quotes: str = '"') -> None:
-        self._depth = depth
-        self._braces = braces
+    def __init__(self, quotes: str) -> None:
         self._quotes = quotes
         self._string = ""
         """The quote of the string that it is in."""
         self._escaped = False
 
-    def end(self, text: str, start: int = 0) -> int:
-        """Where it is, in more of the text, and one; -1 if it is still to come."""
+    def outside(self, text: str, start: int) -> Iterator[int]:
+        """The places in more of the text that are in no string."""
         for place in range(start, len(text)):
             character = text[place]
             if self._escaped:
@@ -132,8 +129,42 @@ class Braces:
                 self._string = "" if character == self._string else self._string
             elif character in self._quotes:
                 self._string = character
-            elif character in self._braces:
-                self._depth += 1 if character == self._braces[0] else -1
+            else:
+                yield place
+
+
+class Braces:
+    """Finds the brace that closes the first, or the last of ``depth`` open ones, outside of strings
+    in any of these ``quotes``."""
+
+    def __init__(self, depth: int = 0, braces: str = "{}", quotes: str = '"') -> None:
+        self._depth = depth
+        self._braces = braces
+        self._strings = _Strings(quotes)
+
+    def end(self, text: str, start: int = 0) -> int:
+        """Where it is, in more of the text, and one; -1 if it is still to come."""
+        for place in self._strings.outside(text, start):
+            if text[place] in self._braces:
+                self._depth += 1 if text[place] == self._braces[0] else -1
                 if self._depth == 0:
                     return place + 1
+        return -1
+
+
+class EndMark:
+    """Finds a mark, which has its first character only once, outside of strings in ``quotes``."""
+
+    def __init__(self, mark: str, quotes: str) -> None:
+        self._mark = mark
+        self._num_matched = 0
+        self._strings = _Strings(quotes)
+
+    def end(self, text: str, start: int = 0) -> int:
+        """Where it ends, in more of the text; -1 if it is still to come."""
+        for place in self._strings.outside(text, start):
+            goes_on = text[place] == self._mark[self._num_matched]
+            self._num_matched = self._num_matched + 1 if goes_on else int(text[place] == self._mark[0])
+            if self._num_matched == len(self._mark):
+                return place + 1
         return -1

@@ -9,12 +9,13 @@ import regex
 from ipc.gateway.output.schema_types import kind_of, quoted
 
 MAX_NESTING = 64
-NAME = r"[A-Za-z_][\w.-]{0,127}"
+NAME = regex.compile(r"[A-Za-z_$@][\w.$@-]{0,127}")
+"""A key that needs no quotes."""
 _NUMBER = r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _TOKEN = regex.compile(
     rf'\s*(?:(?P<gemma><\|"\|>(?s:.*?)<\|"\|>)'
     r"""|(?P<string>"(?:[^"\\]|\\(?s:.))*+"|'(?:[^'\\]|\\(?s:.))*+')"""
-    rf"|(?P<number>{_NUMBER})(?![\w.])|(?P<name>{NAME})|(?P<mark>[\[\](){{}},:=]))"
+    rf"|(?P<number>{_NUMBER})(?![\w.-])|(?P<name>[\w.$@-]{{1,128}})|(?P<mark>[\[\](){{}},:=]))"
 )
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPE = regex.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|x([0-9a-fA-F]{2})|(?s:(.)))")
@@ -70,7 +71,7 @@ class _Literals:
         bracketed = self._takes("[")
         calls = []
         while not self._takes("]" if bracketed else ""):
-            calls.append(Call(self._next("name"), self._object("(", "=", ")")))
+            calls.append(Call(self._function(), self._object("(", "=", ")")))
             if bracketed and not self._takes(","):
                 self._mark("]")
                 break
@@ -83,7 +84,7 @@ class _Literals:
             if self._next("name") != "call":
                 raise ValueError("it is no call")
             self._mark(":")
-            calls.append(Call(self._next("name"), self._object("{", ":", "}")))
+            calls.append(Call(self._function(), self._object("{", ":", "}")))
         self._mark("")
         return calls
 
@@ -92,6 +93,10 @@ class _Literals:
         found = self._value(MAX_NESTING)
         self._mark("")
         return found
+
+    def _function(self) -> str:
+        """The name of a function, which may look like a number."""
+        return self._next("name", "number")
 
     def _object(self, opening: str, between: str, closing: str, depth: int = MAX_NESTING) -> str:
         self._mark(opening)

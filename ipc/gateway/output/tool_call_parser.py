@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import regex
 
-from ipc.gateway.output.argument_readers import ArgumentsReader, Braces, JsonArguments, TaggedArguments
+from ipc.gateway.output.argument_readers import ArgumentsReader, Braces, EndMark, JsonArguments, TaggedArguments
 from ipc.gateway.output.call_literals import Call
 from ipc.gateway.output.markers import before, behind_space, without_space
 from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, joined
@@ -41,7 +41,7 @@ class ToolCallParser:
         """Text of undecided meaning."""
         self._held = ""
         """The text before it, which is content if no call follows."""
-        self._braces = Braces()
+        self._braces: Braces | EndMark = Braces()
         self._reader: ArgumentsReader = JsonArguments()
         self._num_scanned = 0
         """Characters scanned for the end of an object or of calls, each once."""
@@ -110,7 +110,9 @@ class ToolCallParser:
         """A header with the name of a function."""
         tags, name = self._row.tags, header["name"]
         if self._row.calls is not None:
-            self._braces = Braces(braces="[]", quotes="\"'")
+            row = self._row
+            bracketed = row.last == "]"
+            self._braces = Braces(braces="[]", quotes=row.quotes) if bracketed else EndMark(row.last, row.quotes)
             self._place = self._whole_calls
             return
         yield from self._begin(name)
@@ -123,11 +125,7 @@ class ToolCallParser:
         """Calls that are parsed once they are complete."""
         last, read = self._row.last, self._row.calls
         assert read is not None
-        if last == "]":
-            end = self._braces.end(self._text, self._num_scanned)
-        else:
-            place = self._text.find(last, max(0, self._num_scanned - len(last)))
-            end = place if place < 0 else place + len(last)
+        end = self._braces.end(self._text, self._num_scanned)
         self._num_scanned = len(self._text)
         if end < 0 and not at_end:
             return

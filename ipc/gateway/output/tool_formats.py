@@ -6,7 +6,7 @@ from typing import NamedTuple
 import regex
 
 from ipc.gateway.output.argument_readers import Tags
-from ipc.gateway.output.call_literals import NAME, Call, gemma_calls, python_calls
+from ipc.gateway.output.call_literals import Call, gemma_calls, python_calls
 
 _KEY = r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 _OBJECT = (
@@ -34,8 +34,8 @@ class ToolFormat(NamedTuple):
     beginning with ``first``, with which further calls may begin as well. ``header``, which ends in front of the
     arguments, says the name, and any of ``closers`` may follow. Arguments are a JSON object,
     unless there are ``tags``. An object that has the name elsewhere than the header looks for it
-    is a call as well. Where ``calls`` reads them, all that the header begins up to ``last`` is
-    read at once.
+    is a call as well. Where ``calls`` reads them, all that the header begins up to ``last``,
+    outside of strings in these ``quotes``, is read at once.
 
     To be written, it is ``call[0]`` name ``call[1]`` arguments ``call[2]``, ``between`` any two of
     them (None allows no two), and ``around`` all. ``tokens`` of these texts are tokens of their
@@ -60,6 +60,7 @@ class ToolFormat(NamedTuple):
     tags: Tags | None = None
     calls: Callable[[str], list[Call] | None] | None = None
     last: str = ""
+    quotes: str = ""
 
     @property
     def has_objects(self) -> bool:
@@ -245,7 +246,7 @@ PYTHONIC = ToolFormat(
     marker="<|python_start|>",
     bare=True,
     first="[",
-    header=regex.compile(rf"\s*\[\s*(?P<name>{NAME})\s*\("),
+    header=regex.compile(rf"\s*\[\s*{_FUNCTION}\s*\("),
     closers=("<|python_end|>",),
     call=("", "(", ")"),
     between=", ",
@@ -253,13 +254,14 @@ PYTHONIC = ToolFormat(
     special=True,
     calls=python_calls,
     last="]",
+    quotes="\"'",
     evidence=regex.compile(r"\[func_name1\(|<\|python_start\|>"),
 )
 OLMO3 = PYTHONIC._replace(
     marker="<function_calls>",
     bare=False,
     first="",
-    header=regex.compile(rf"\s*(?P<name>{NAME})\s*\("),
+    header=regex.compile(rf"\s*{_FUNCTION}\s*\("),
     closers=(),
     between="\n",
     around=("<function_calls>", "</function_calls>"),
@@ -270,7 +272,7 @@ OLMO3 = PYTHONIC._replace(
 GEMMA4 = ToolFormat(
     marker="<|tool_call>",
     first="",
-    header=regex.compile(rf"\s*call:(?P<name>{NAME})\{{"),
+    header=regex.compile(rf"\s*call:{_FUNCTION}\{{"),
     closers=(),
     call=("<|tool_call>call:", "", "<tool_call|>"),
     tokens=("<|tool_call>", "<tool_call|>", '<|"|>'),

@@ -1,14 +1,17 @@
 """Grammars of answers that call functions, in the model's own format."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from driver.grammars.notation import any_of
 from ipc.gateway.output.argument_readers import Tags
+from ipc.gateway.output.call_literals import NAME
 from ipc.gateway.output.lark import SPACED, json_of, literal, one_of, text_rule
 from ipc.gateway.output.schema_types import parameter_kinds
 from ipc.gateway.output.tool_formats import GEMMA4, ToolFormat
 from ipc.openai.chat_tools import Function
+from ipc.openai.request_bodies import BodyError
 
 _QUOTE = '<|"|>'
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -62,6 +65,7 @@ class _Arguments:
 
     def __init__(self, row: ToolFormat, function: Function, number: int, token_ids: Mapping[str, int]) -> None:
         self._row = row
+        self._function = function
         self._number = number
         self._token_ids = token_ids
         self._schema = _NOTHING if function.parameters is None else {"type": "object", **function.parameters}
@@ -94,11 +98,22 @@ class _Arguments:
 
     def _parameter(self, key: str, schema: Any) -> str:
         tags, ids = self._row.tags, self._token_ids
+        if tags is not None:
+            return f"{self._tag(tags, key)} {self._text(key, schema, _end(tags))}"
         if self._row is GEMMA4:
-            return f"{literal(key + ':', ids)} {self._gemma_value(key, schema)}"
-        if tags is None:
-            return f"{literal(key + '=', ids)} {self._json(schema)}"
-        return f"{literal(tags.key[0] + key + tags.key[1], ids)} {self._text(key, schema, _end(tags))}"
+            name = key if NAME.fullmatch(key) else f"{_QUOTE}{key}{_QUOTE}"
+            return f"{literal(name + ':', ids)} {self._gemma_value(key, schema)}"
+        name = key if NAME.fullmatch(key) else json.dumps(key, ensure_ascii=False)
+        return f"{literal(name + '=', ids)} {self._json(schema)}"
+
+    def _tag(self, tags: Tags, key: str) -> str:
+        """What is written before a value; raises BodyError for a key that could not be read there."""
+        tag = tags.key[0] + key + tags.key[1]
+        read = tags.opening.fullmatch(tag.strip())
+        if read is None or read["key"].strip() != key:
+            why = f"{self._function.name} has a parameter {key!r}, which this model's format of calls cannot name"
+            raise BodyError(f"tools: {why}: rename it", "tools")
+        return literal(tag, self._token_ids)
 
     def _text(self, key: str, schema: Any, end: str) -> str:
         """A value between tags, and the end of it."""
