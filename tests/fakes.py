@@ -46,6 +46,10 @@ class FakeTokenizer:
         pieces = [bytes([token_id]) if self.is_visible(token_id) else end for token_id in token_ids]
         return b"".join(pieces).decode(errors="replace")
 
+    def text_of(self, token_id: int) -> str:
+        """Each has its own."""
+        return self.decode([token_id], skip_special_tokens=False)
+
     def bytes_of(self, token_id: int) -> bytes:
         return bytes([token_id])
 

@@ -23,7 +23,8 @@ from driver.request import Logprob, Usage
 from ipc.batch.batch_lines import Line
 from ipc.commands import batch
 from ipc.commands.cli import main
-from ipc.openai.answer_format import format_of
+from ipc.openai.answer_format import AnswerFormat, format_of
+from ipc.openai.logprob_bodies import chat_logprobs, text_logprobs
 from ipc.openai.request_bodies import BodyError, Question
 from ipc.openai.translation import CHAT, TEXT, body_of, question_of
 from ipc.wire.completion import Choice, Completion
@@ -450,3 +451,33 @@ def test_log_probabilities_are_told_as_theirs() -> None:
         "top_logprobs": [{"é": -2.0, "a": -0.5}, {"a": -0.1}],
         "text_offset": [0, 1],
     }
+
+
+def test_tokens_of_one_text_are_told_apart() -> None:
+    """The token's own keeps it, and others have their bytes for a name; a character in two tokens is counted once."""
+    half = {5: Logprob(-2.0, 3, "\ufffd", b"\xc3"), 6: Logprob(-0.5, 1, "\ufffd", b"\xe4"), 7: Logprob(-0.6, 2, "a")}
+    other = {8: Logprob(-0.1, 1, "\ufffd", b"\xa9")}
+    same = {9: Logprob(-3.0, 2, "the"), 10: Logprob(-0.1, 1, "the")}
+
+    columns = text_logprobs([half, other, same], AnswerFormat(2), 7)
+
+    assert columns.tokens == ["\ufffd", "\ufffd", "the"] and columns.text_offset == [7, 8, 8]
+    assert columns.top_logprobs == [
+        {"\ufffd": -2.0, "bytes:\\xe4": -0.5, "a": -0.6},
+        {"\ufffd": -0.1},
+        {"the": -3.0, "bytes:\\x74\\x68\\x65": -0.1},
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_a_chat_has_as_many_of_the_likeliest_as_were_asked_for(count: int) -> None:
+    """By rank, and no more where the token's own logit is as high as theirs."""
+    ranks = {3: 1, 1: 1, 2: 1} if count < 3 else {3: 3, 1: 1, 2: 2}
+    token = {
+        token_id: Logprob(-0.5, rank, str(token_id)) for token_id, rank in list(ranks.items())[: max(1, 1 + count)]
+    }
+
+    (told,) = chat_logprobs([token], AnswerFormat(count)).content
+
+    expected = {0: [], 1: ["1"], 2: ["1", "2"], 3: ["1", "2", "3"]}
+    assert told.token == "3" and [one.token for one in told.top_logprobs] == expected[count]

@@ -12,7 +12,11 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from driver.text.detokenizer import MAX_HELD, MAX_WINDOW, PROMPT_TAIL, REPLACEMENT, Detokenizer
+from driver.text.sample_text import SampleLogprobs
 from driver.text.tokenizer import HuggingFaceTokenizer
+from engine.sampling_params import SamplingParams
+from engine.scheduling.sequence import TokenLogprobs
+from ipc.openai.logprob_bodies import text_length
 
 DEMO = Path(__file__).parent.parent / "engine" / "models" / "demo"
 KINDS = ["bytes", "byte_level", "byte_fallback"] + ["demo"] * (DEMO / "tokenizer.json").is_file()
@@ -222,3 +226,22 @@ def test_special_tokens_next_to_each_other_are_spaced_if_asked_for(tmp_path: Pat
     detokenizer = Detokenizer(tokenizer, [], special=True, spaces=spaces)
 
     assert detokenizer.add(tokenizer.encode("a <x> <y> b <x>")) + detokenizer.flush() == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", ["the fox on the fox", "a  b\n 😀 é今日"])
+def test_tokens_with_log_probabilities_add_up_to_the_text(
+    tokenizers: dict[str, HuggingFaceTokenizer], kind: str, text: str
+) -> None:
+    """With the spaces before words, which a tokenizer drops in front of the first; also in bytes, and in characters."""
+    token_ids = tokenizers[kind].encode_word(text)
+
+    named = SampleLogprobs(0, SamplingParams(logprobs=0), tokenizers[kind]).of_output(
+        [TokenLogprobs([token_id], [-1.0], [1]) for token_id in token_ids]
+    )
+
+    own = [next(iter(token.values())) for token in named]
+    spelt = b"".join(one.token_bytes or (one.decoded_token or "").encode() for one in own).decode()
+    assert spelt.removeprefix(" ") == text  # one kind's normaliser puts a space before it
+    assert text_length(named) == len(spelt)
+    assert all(REPLACEMENT in (one.decoded_token or "") or one.token_bytes is None for one in own)

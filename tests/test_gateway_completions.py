@@ -18,8 +18,9 @@ from driver.request import ActiveRequest, Logprob, ReturnSample, Timings, Usage
 from ipc.gateway.endpoints.echo import Echo
 from ipc.gateway.endpoints.stream_usage import StreamUsage
 from ipc.gateway.endpoints.text_chunks import TextChunks
+from ipc.openai.answer_bodies import TextChoice, TextCompletion
 from ipc.openai.answer_format import AnswerFormat
-from ipc.wire.completion import Piece
+from ipc.wire.completion import Completion, Piece
 
 
 @pytest.fixture
@@ -379,6 +380,17 @@ def test_an_echo_has_what_is_known_of_all_of_its_prompt() -> None:
     assert said[:3] == [[], [], []]
     columns = [chunk.choices[0].logprobs for chunk in said[3]]
     assert [value for column in columns if column for value in column.token_logprobs] == [None, -2.0, -3.0, -0.5]
+
+
+def test_what_a_tokenizer_puts_before_a_text_is_at_its_beginning() -> None:
+    """A token that begins all texts, and the space before their first word: others are where they are in the text."""
+    echo = Echo("Hi you", "<s>", AnswerFormat(1), alone=True)
+    known = [None, {5: Logprob(-2.0, 1, " Hi")}, {6: Logprob(-3.0, 1, " you")}]
+
+    answer = TextCompletion(id="a", model="parrot", choices=[TextChoice(index=0, text="")])
+    whole = echo.before(Completion([], Usage(3, 0), known), answer)
+
+    assert whole.choices[0].logprobs is not None and whole.choices[0].logprobs.text_offset == [0, 0, 2]
 
 
 def score(driver: FakeDriver) -> None:

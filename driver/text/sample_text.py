@@ -100,5 +100,5 @@ class SampleLogprobs:
         """Its text, and its bytes where they are no text: a part of a character."""
         if self._tokenizer is None:
             return None, None
-        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        text = self._tokenizer.text_of(token_id)
         return text, self._tokenizer.bytes_of(token_id) if REPLACEMENT in text else None

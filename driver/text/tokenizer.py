@@ -39,6 +39,9 @@ class HuggingFaceTokenizer:
         self._backend.no_padding()
         self._least_tokens = LeastTokens(self._backend.to_str())
         hold_to_budget(self._tokenizer)
+        before = self.encode_word("a")
+        self._before = before, self.decode(before, skip_special_tokens=False)
+        """Ids behind which a token has its text as it is in the middle of one, and their text."""
         added = self._backend.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
 
@@ -78,6 +81,17 @@ class HuggingFaceTokenizer:
         if len(token_ids) > MAX_UNINTERRUPTED:
             return str(self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0])
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def text_of(self, token_id: int) -> str:
+        """The text that a token adds to one before it.
+
+        By itself it may be another: many tokenizers drop the space in front of the first word.
+        """
+        before, before_text = self._before
+        text = self.decode([*before, token_id], skip_special_tokens=False)
+        if not text.startswith(before_text):
+            return self.decode([token_id], skip_special_tokens=False)
+        return text[len(before_text) :]
 
     def bytes_of(self, token_id: int) -> bytes | None:
         """The bytes of a token that is only a part of a character; None if they are not known."""

@@ -47,40 +47,55 @@ def chat_logprobs(tokens: list[TokenLogprobs], answer_format: AnswerFormat) -> C
 def text_logprobs(
     tokens: list[TokenLogprobs], answer_format: AnswerFormat, offset: int = 0, *, first: str | None = None
 ) -> TextLogprobs:
-    """A text's log-probabilities, from ``offset`` characters on; a token ``first`` has none."""
+    """A text's log-probabilities, from ``offset`` characters on; a token ``first`` has none.
+
+    A negative offset is of tokens that are not, or not wholly, in the text, which begins with them.
+    """
     unknown = [None] if first is not None else []
     own = [next(iter(token.items())) for token in tokens]
-    texts = ([] if first is None else [first]) + [_text(token) for token in tokens]
     offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+    for length in ([] if first is None else [len(first)]) + [_length(one) for _, one in own]:
+        offsets.append(max(0, offset))
+        offset += length
     return TextLogprobs(
-        tokens=texts[: len(unknown)] + [_name(token_id, one, answer_format) for token_id, one in own],
+        tokens=([] if first is None else [first]) + [_name(token_id, one, answer_format) for token_id, one in own],
         token_logprobs=[*unknown, *(one.logprob for _, one in own)],
-        top_logprobs=[
-            *unknown,
-            *({_name(*one, answer_format): one[1].logprob for one in token.items()} for token in tokens),
-        ],
+        top_logprobs=[*unknown, *(_by_name(token, answer_format) for token in tokens)],
         text_offset=offsets,
     )
 
 
 def text_length(tokens: list[TokenLogprobs]) -> int:
     """Characters of the tokens' own texts, by which ``text_offset`` counts."""
-    return sum(len(_text(token)) for token in tokens)
+    return sum(_length(next(iter(token.values()))) for token in tokens)
 
 
-def _text(token: TokenLogprobs) -> str:
-    return next(iter(token.values())).decoded_token or ""
+def _length(one: Logprob) -> int:
+    """Characters that begin in a token: of one in several tokens the first has it."""
+    if one.token_bytes is None:
+        return len(one.decoded_token or "")
+    return sum(byte & 0xC0 != 0x80 for byte in one.token_bytes)  # those that do not continue one in UTF-8
 
 
 def _chat_logprob(token: TokenLogprobs, answer_format: AnswerFormat) -> ChatLogprob:
     entries = [
         (one.rank, (_name(token_id, one, answer_format), one.logprob, _bytes(one))) for token_id, one in token.items()
     ]
-    likeliest = [TopLogprob(*entry) for rank, entry in entries if rank <= answer_format.num_logprobs]
-    return ChatLogprob(*entries[0][1], likeliest)
+    # the token's own is first, and is left out if it is none of the likeliest
+    likeliest = sorted(entries[max(0, len(entries) - answer_format.num_logprobs) :], key=lambda entry: entry[0])
+    return ChatLogprob(*entries[0][1], [TopLogprob(*entry) for _, entry in likeliest])
+
+
+def _by_name(token: TokenLogprobs, answer_format: AnswerFormat) -> dict[str, float]:
+    """The log-probabilities of a place. Of tokens of one text the first one, which is the likeliest
+    if it is not the token itself, has it for a name, and others have their bytes, as OpenAI writes these."""
+    named: dict[str, float] = {}
+    for token_id, one in token.items():
+        name = _name(token_id, one, answer_format)
+        if name in named:
+            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in _bytes(one))
+        named.setdefault(name, one.logprob)
+    return named
 
 
 def _name(token_id: int, one: Logprob, answer_format: AnswerFormat) -> str:

@@ -9,7 +9,7 @@ from ipc.async_client import AsyncClient
 from ipc.gateway.endpoints.text_chunks import TextChunks
 from ipc.openai.answer_bodies import PromptLogprobs, TextChoice, TextCompletion
 from ipc.openai.answer_format import AnswerFormat
-from ipc.openai.logprob_bodies import TextLogprobs, text_logprobs
+from ipc.openai.logprob_bodies import TextLogprobs, text_length, text_logprobs
 from ipc.openai.request_bodies import BodyError, CompletionRequest, Question
 from ipc.wire.completion import Completion, Piece
 
@@ -73,7 +73,8 @@ class Echo:
         if self._first is None:
             return None
         known = [token for token in self._prompt_logprobs if token is not None]
-        return text_logprobs(known, self._format, first=self._first)
+        added = len(self._first) + text_length(known) - len(self.text)  # by the tokenizer, in front of the text
+        return text_logprobs(known, self._format, -max(0, added), first=self._first)
 
 
 async def echoed(client: AsyncClient, asked: Question, body: CompletionRequest) -> tuple[Question, Echo]:
