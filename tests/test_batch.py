@@ -385,6 +385,7 @@ def test_kills_of_the_batch_and_of_the_daemon_leave_no_trace(files: Files, addre
             {"structured_outputs": {"json": {"type": "null"}}},
         ),
         ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "text", "json_schema": None, "triggers": None}}, {}),
     ],
 )
 def test_their_parameters_become_ours(body: dict[str, Any], params: dict[str, Any]) -> None:
@@ -421,6 +422,18 @@ def test_their_parameters_become_ours(body: dict[str, Any], params: dict[str, An
         ),
         ({"logit_bias": {"word": 1}}, "a key of logit_bias: expected `int`"),
         ({"self": 1}, "unknown parameter 'self'"),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"schema": {"type": "object"}}}},
+            r"response_format\.json_schema must be left out where response_format\.type is json_object",
+        ),
+        (
+            {"response_format": {"type": "text", "triggers": ["<a>"], "structures": None}},
+            r"response_format\.triggers must be left out where response_format\.type is text",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "structures": []}},
+            r"response_format\.structures must be left out where response_format\.type is json_schema",
+        ),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(body: dict[str, Any], words: str) -> None:

@@ -212,6 +212,7 @@ def test_an_answer_that_is_cut_off_is_incomplete(client: openai.OpenAI) -> None:
         ({"input": [{"type": "function_call_output", "output": "3"}]}, "input[0].call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "text": ""}]}]}, "input[0].content[0].type"),
         ({"reasoning": {"effort": "vast"}}, "reasoning.effort"),
+        ({"text": {"format": {"type": "json_object", "schema": {"type": "object"}}}}, "text.format.schema"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(

@@ -250,6 +250,17 @@ GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choi
 """vLLM's former names for the fields of ``structured_outputs``."""
 
 
+FIELDS_BY_TYPE = {"json_schema": ("json_schema",), "structural_tag": ("structures", "triggers")}
+"""Of a ``response_format``, beside its type."""
+
+
+def check_fields(where: str, given: Struct, kind: str, names: Collection[str]) -> None:
+    """Raises BodyError for a field that is given and is none of those which its ``type``, this kind, has."""
+    for name in given.__struct_fields__:
+        if name not in ("type", *names) and getattr(given, name) is not None:
+            raise BodyError(f"{where}.{name} must be left out where {where}.type is {kind}", f"{where}.{name}")
+
+
 def _form(request: _Request) -> dict[str, Any] | None:
     """The form of the text, from any one of the fields that can set it."""
     said: dict[str, Any] = {
@@ -257,8 +268,11 @@ def _form(request: _Request) -> dict[str, Any] | None:
     }
     if request.structured_outputs is not None:
         said["structured_outputs"] = msgspec.to_builtins(request.structured_outputs)
-    if request.response_format is not None and request.response_format.type != "text":
-        said["response_format"] = _json_form(request.response_format)
+    asked = request.response_format
+    if asked is not None:
+        check_fields("response_format", asked, asked.type, FIELDS_BY_TYPE.get(asked.type, ()))
+    if asked is not None and asked.type != "text":
+        said["response_format"] = _json_form(asked)
     if len(said) > 1:
         raise BodyError(f"{' and '.join(said)} each say the form of the text: leave all but one out", next(iter(said)))
     return next(iter(said.values()), None)

@@ -13,7 +13,7 @@ from engine.request_limits import MAX_LOGPROBS, MAX_MESSAGES, MAX_TOOLS
 from ipc.gateway.responses_api.sealed_reasoning import opened
 from ipc.openai.answer_format import AnswerFormat
 from ipc.openai.chat_tools import Function, FunctionName, ToolUse
-from ipc.openai.request_bodies import BodyError, Question, hints_of, tool_use
+from ipc.openai.request_bodies import BodyError, Question, check_fields, hints_of, tool_use
 from ipc.openai.shared_fields import ReasoningEffort, Sampling, Verbosity
 
 Never = Annotated[list[Any], Meta(max_length=0)]
@@ -165,6 +165,8 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
 
     def _form(self) -> dict[str, Any] | None:
         form = TextFormat() if self.text is None or self.text.format is None else self.text.format
+        fields = ("name", "schema", "description", "strict") if form.type == "json_schema" else ()
+        check_fields("text.format", form, form.type, fields)
         if form.type == "json_schema" and form.schema is None:
             raise BodyError("text.format of type json_schema needs a schema", "text.format")
         return {"text": None, "json_object": {"json_object": True}, "json_schema": {"json": form.schema}}[form.type]
