@@ -38,7 +38,7 @@ class StructuredOutputsParams(
         for name in ("json", "regex", "grammar"):
             _require(getattr(self, name) not in ("", {}), name, "more than nothing", "empty")
         self._check_choice()
-        options = [name for name in JSON_OPTIONS if getattr(self, name)]
+        options = [name for name in JSON_OPTIONS if getattr(self, name) not in (False, None)]
         _require(self.is_json or not options, ", ".join(options), "left out where there is no json", "given")
         both = self.disable_any_whitespace and self.whitespace_pattern is not None
         _require(not both, "whitespace_pattern", "left out where disable_any_whitespace allows none", "given")

@@ -13,6 +13,7 @@ from driver.grammars.protocol import GrammarJob, TokenizerDefinition
 from driver.text.json_schema import without_additional_properties
 from engine.request_limits import MAX_CHOICES, ServingLimits
 from engine.structured_outputs import StructuredOutputsParams
+from ipc.openai.structural_tag import TagStructure, tag_grammar
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +114,15 @@ def test_a_choice_is_a_text_whatever_it_holds(tokenizer, masked_tokenizer):
 
     assert follows(masked_tokenizer, tokenizer.encode_word(text), choice=["b", text])
     assert not follows(masked_tokenizer, tokenizer.encode_word(text[:-1]), choice=["b", text])
+
+
+def test_tags_are_texts_whatever_they_hold(tokenizer, masked_tokenizer):
+    """As choices are."""
+    begin, end = '<"\x7f\n\\😀>', "/\x7f\x00"
+    grammar = tag_grammar([TagStructure(begin, {"type": "object"}, end)], ["<"])
+
+    assert follows(masked_tokenizer, tokenizer.encode_word(f"a{begin}{{}}{end}b"), grammar=grammar)
+    assert not follows(masked_tokenizer, tokenizer.encode_word(f"a{begin}b"), grammar=grammar)
 
 
 @pytest.mark.parametrize(

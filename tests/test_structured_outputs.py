@@ -245,6 +245,7 @@ def test_neighbours_draw_what_they_draw_alone(served: Served) -> None:
         ({"json_object": False}, "structured_outputs.json_object must be true, or left out"),
         ({"json": {}}, "structured_outputs.json must be more than nothing"),
         ({"regex": "a", "whitespace_pattern": " "}, "structured_outputs.whitespace_pattern must be left out"),
+        ({"regex": "a", "whitespace_pattern": ""}, "structured_outputs.whitespace_pattern must be left out"),
         (
             {"json_object": True, "disable_any_whitespace": True, "whitespace_pattern": " "},
             "structured_outputs.whitespace_pattern must be left out where disable_any_whitespace",

@@ -1,5 +1,6 @@
 """What a client asks for, in the words of llguidance: Lark's notation, and JSON schemas."""
 
+import json
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +11,11 @@ from driver.text.json_schema import check_json, without_additional_properties
 from engine.structured_outputs import StructuredOutputsParams
 
 _ESCAPED_OR_SLASH = re.compile(r"\\(?s:.)|[/\\]")
+
+
+def string(text: str) -> str:
+    """A Lark expression for this text; an empty one for none."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f") if text else ""
 
 
 def pattern(regex: str) -> str:

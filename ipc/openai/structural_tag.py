@@ -5,6 +5,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from driver.grammars.notation import string
+
 MAX_TAGS = 512
 """Structures, and triggers: each is looked for with each."""
 
@@ -28,7 +30,7 @@ def tag_grammar(structures: list[TagStructure], triggers: list[str]) -> str:
         trigger = next((trigger for trigger in triggers if trigger and structure.begin.startswith(trigger)), None)
         if trigger is None:
             raise ValueError(f"structures[{number}].begin must start with one of the triggers, not {structure.begin!r}")
-        rest, end = (json.dumps(text) if text else "" for text in (structure.begin[len(trigger) :], structure.end))
-        rules.append(f"trigger_{number}[lazy]: TEXT {json.dumps(trigger)}")
+        rest, end = string(structure.begin[len(trigger) :]), string(structure.end)
+        rules.append(f"trigger_{number}[lazy]: TEXT {string(trigger)}")
         rules.append(f"tag_{number}: trigger_{number} {rest} %json {json.dumps(structure.schema)} {end}")
     return "\n".join(rules)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from driver.grammars.notation import any_of, json_options, pattern, schema_of
+from driver.grammars.notation import any_of, json_options, pattern, schema_of, string
 from engine.structured_outputs import StructuredOutputsParams
 
 SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -22,7 +22,7 @@ def literal(text: str, token_ids: Mapping[str, int]) -> str:
 
 
 def _token_or_text(piece: str, token_ids: Mapping[str, int]) -> str:
-    return f"<[{token_ids[piece]}]>" if piece in token_ids else json.dumps(piece, ensure_ascii=False)
+    return f"<[{token_ids[piece]}]>" if piece in token_ids else string(piece)
 
 
 def one_of(alternatives: Iterable[str]) -> str:
