@@ -6,7 +6,7 @@ import pytest
 from grammar_constraints import ENDLESS, LIMITS, advance, allowed, begin, hear, running
 from tokenizer_files import build_byte_level
 
-from driver.errors import InternalError
+from driver.errors import InternalError, InvalidRequest
 from driver.grammars.compiler import LAST, GrammarCompiler, GrammarRefused
 from driver.grammars.matcher import Grammar, GrammarError, MaskedTokenizer
 from driver.grammars.protocol import GrammarJob, TokenizerDefinition
@@ -183,11 +183,33 @@ def test_a_grammar_that_takes_too_long_is_refused(grammars):
         grammars.compile(job, LAST)
 
 
-def test_a_search_for_what_is_not_honoured_takes_no_time():
-    """Tens of thousands of brackets are looked at once."""
-    job = GrammarCompiler.job(StructuredOutputsParams(grammar="start: " + "[" * 60000))
+@pytest.mark.parametrize("unit", ["[", '["', '["y"', '"\\', '"/[', "[/", "<", "temperature ", '"<"|/'])
+def test_a_search_for_what_is_not_honoured_takes_no_time(unit):
+    """Tens of thousands of signs are looked at once."""
+    job = GrammarCompiler.job(StructuredOutputsParams(grammar="start: " + (unit * 60000)[:60000]))
 
     assert msgspec.msgpack.decode(job, type=GrammarJob).kind == "lark"
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        *("temperature=0", "lazy, temperature = 0.5", 'stop="y", temperature=1', r'stop=/[\/"]/, temperature=1'),
+        *(r'suffix="\"#[", temperature=1', "stop=<|a|>, temperature=1", '\n# "\ntemperature=1', "// /\ntemperature=1"),
+    ],
+)
+def test_a_temperature_of_a_rule_is_refused(attributes):
+    """Wherever it stands among the rule's attributes."""
+    with pytest.raises(InvalidRequest, match="a rule cannot have a temperature"):
+        GrammarCompiler.job(StructuredOutputsParams(grammar=f'start: <|"|> a "\\"" /"/\na[{attributes}]: /x+/'))
+
+
+@pytest.mark.parametrize(
+    "rule", ['"[temperature=1]"', "/[temperature=1]/", "a # [temperature=1]", '%json {"[temperature=": {}}']
+)
+def test_what_looks_like_a_temperature_is_none(rule):
+    """In a string, a regex, a comment or a schema."""
+    assert GrammarCompiler.job(StructuredOutputsParams(grammar=f"start: {rule}"))
 
 
 def test_only_schemas_are_closed():

@@ -1,6 +1,5 @@
 """From the structured outputs that a client asks for to the constraints of its sequences."""
 
-import re
 import threading
 from collections import OrderedDict
 
@@ -10,7 +9,7 @@ from driver.errors import DriverStopped, InvalidRequest, Overloaded
 from driver.grammars.constraint import FORM, CompiledGrammar, GrammarConstraint
 from driver.grammars.guesses import Guesses, NgramIndex
 from driver.grammars.matcher_pool import TOO_HARD, Allowance, MatcherPool
-from driver.grammars.notation import any_of, json_options, schema_of
+from driver.grammars.notation import any_of, has_temperature, json_options, schema_of
 from driver.grammars.protocol import (
     BEGIN,
     END,
@@ -42,7 +41,6 @@ TOO_HARD_TO_COMPILE = (
     f"it cannot be compiled within {COMPILE_SECONDS:g} seconds, {MEMORY_BYTES >> 30} GiB and a moderate depth of "
     "nesting: make it simpler"
 )
-_TEMPERATURE = re.compile(r"\[[^\[\]\"/]*\btemperature\s*=")
 
 
 class GrammarRefused(Exception):
@@ -190,7 +188,7 @@ def _kind_and_source(params: StructuredOutputsParams) -> tuple[str, str]:
     if params.regex is not None:
         return "regex", params.regex
     assert params.grammar is not None
-    if _TEMPERATURE.search(params.grammar):
+    if has_temperature(params.grammar):
         raise refused(params, "a rule cannot have a temperature of its own here")
     return "lark", params.grammar
 

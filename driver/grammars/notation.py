@@ -12,6 +12,16 @@ from engine.structured_outputs import StructuredOutputsParams
 
 _ESCAPED_OR_SLASH = re.compile(r"\\(?s:.)|[/\\]")
 
+_TEMPERATURE = re.compile(
+    r'"(?:[^"\\]|\\.)*+"?|(?://|#)[^\n]*|/(?:[^/\\]|\\.)*+/?|<[^<>\s]+>|(?P<attribute>\btemperature\s*=)', re.DOTALL
+)
+"""A string, a comment, a regex or a token in Lark's notation, or an attribute that gives a rule a temperature."""
+
+
+def has_temperature(grammar: str) -> bool:
+    """Whether a rule of a grammar in Lark's notation has a temperature; in linear time."""
+    return any(found["attribute"] for found in _TEMPERATURE.finditer(grammar))
+
 
 def string(text: str) -> str:
     """A Lark expression for this text; an empty one for none."""
