@@ -10,10 +10,12 @@ MAX_FAILURES_IN_A_ROW steps fail and none completes between them, the fault is p
 DeviceError is raised. On several hosts the first failure is enough: one process sees it.
 
 A row whose logits hold NaN or infinity ends only its own sequence with an error: no row reads
-another's logits, or a page beyond its owner's last token.
+another's logits, or a page beyond its owner's last token. Tokens before these logits count: one
+that ends the sequence ends it as ever.
 """
 
 import logging
+from collections.abc import Callable
 from itertools import chain
 
 from engine.device_errors import DeviceError
@@ -47,21 +49,33 @@ class Failures:
         self.num_rows = 0
         """Sequences that ended because their logits were not finite."""
 
-    def end_rows(self, plan: NextIterationPlan, result: StepResult) -> list[SequenceOutput]:
-        """End sequences of a completed step with non-finite logits, and drop their pages from the
-        prefix cache."""
+    def end_rows(
+        self, plan: NextIterationPlan, result: StepResult, land: Callable[[], list[SequenceOutput]]
+    ) -> list[SequenceOutput]:
+        """``land`` a completed step, whose rows are cut before logits that are not finite.
+
+        What is before them is the text as it is without drafts. Sequences that it has not ended end
+        with an error, and the pages of all of them are dropped from the prefix cache.
+        """
         self._in_a_row = 0
         if NO_TOKEN not in chain.from_iterable(result.token_ids):
-            return []
-        rows = zip(plan.sequences, result.token_ids, strict=True)
-        spoilt = [sequence for sequence, token_ids in rows if NO_TOKEN in token_ids]
-        outputs = self._end(spoilt, NOT_FINITE)
+            return land()
+        without_tokens, spoilt = list[Sequence](), list[Sequence]()
+        for sequence, token_ids in zip(plan.sequences, result.token_ids, strict=True):
+            if NO_TOKEN in token_ids:
+                del token_ids[token_ids.index(NO_TOKEN) :]
+                spoilt.append(sequence)
+                if not token_ids:
+                    without_tokens.append(sequence)
+        failed = self._end(without_tokens, NOT_FINITE)
+        landed = land()
+        failed += self._end(spoilt, NOT_FINITE)
         self._scheduler.memory.forget(spoilt)
-        self.num_rows += len(outputs)
-        for output in outputs:
+        self.num_rows += len(failed)
+        for output in failed:
             about = {"request_id": output.request_id}
             logger.error("request %s ends: %s", output.request_id, NOT_FINITE, extra=about)
-        return outputs
+        return landed + failed
 
     def end_step(self, plan: NextIterationPlan, failure: DeviceError) -> list[SequenceOutput]:
         """End the sequences of a failed step; the caller has all others computed again.

@@ -9,18 +9,23 @@ from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensor
 from jax.errors import JaxRuntimeError
 from loading import load
 from test_oengine import ThirdOfTokens, no_patience  # noqa: F401 - a fixture
+from test_scheduler import EOS, build_scheduler, build_sequence
 
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_manager import HBMPageManager
 from engine.device_errors import DeviceError
+from engine.failures import Failures
 from engine.mesh import one_device
 from engine.models.model_config import read_model_config
 from engine.oengine import oEngine
 from engine.request_limits import ServingLimits
+from engine.sampling.sampler import NO_TOKEN
 from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import StepResult
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
+from engine.scheduling.speculation import Speculation
 from engine.step.backend_choice import choose_backend, xla_backend
 from engine.step.compilation import num_compilations
 from engine.step.execution_manager import ExecutionManager
@@ -258,3 +263,29 @@ def test_a_row_of_nan_fails_alone_and_leaves_nothing_behind(compiled, alone, run
     assert all("NaN or infinity" in error for error in errors.values())
     assert {name: tokens[name] for name in alone} == alone == again
     assert (engine.stats().failed_steps, engine.stats().failed_rows) == (0, 4)
+
+
+def test_tokens_before_nan_count():
+    """With drafts a step gives several tokens. One that ends the text ends it, whatever the logits behind it; others are told
+    before the error."""
+    scheduler, pages = build_scheduler(speculation=Speculation(2))
+    failures = Failures(scheduler, 1)
+    sequences = [build_sequence(name, prompt=4, max_tokens=9) for name in ("ends", "goes on", "fails", "is well")]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    scheduler.update(scheduler.plan(), StepResult([[7]] * 4, drafts=[2] * 4))
+    plan = scheduler.plan()
+    assert plan.samples == [2] * 4
+
+    rows = [[EOS, NO_TOKEN], [8, NO_TOKEN], [NO_TOKEN], [8, 8]]
+    result = StepResult(rows, drafts=[0] * 4)
+    outputs = failures.end_rows(plan, result, lambda: scheduler.update(plan, result))
+
+    told = [(output.request_id, output.token_ids, output.finish_reason) for output in outputs]
+    assert told == [
+        ("ends", [EOS], "stop"), ("goes on", [8], None), ("is well", [8, 8], None),
+        ("fails", [], "error"), ("goes on", [], "error"),
+    ]  # fmt: skip
+    assert (failures.num_rows, scheduler.num_running) == (2, 1)
+    scheduler.check_integrity()
+    assert pages.num_cached == 0

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from functools import partial
 
 from engine.device_errors import DeviceError
 from engine.failures import Failures
@@ -124,7 +125,8 @@ class StepsInFlight:
         self._landed_at = time.monotonic()
         if seconds is not None and self._host is not None:
             self._host.learn(step.plan, seconds)
-        outputs = self._failures.end_rows(step.plan, result) + self._scheduler.update(step.plan, result, seconds)
+        land = partial(self._scheduler.update, step.plan, result, seconds)
+        outputs = self._failures.end_rows(step.plan, result, land)
         for sequence in map(step.plan.sequences.__getitem__, step.plan.constrained):
             if sequence.awaits_mask:
                 self._masks.add(sequence)
