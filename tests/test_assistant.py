@@ -59,7 +59,8 @@ def test_an_assistant_drafts_what_torch_does(name, tmp_path):
             compared += len(theirs)
         for some in case["logits"]:
             found = np.take_along_axis(logits[:, some["length"] - 1], np.array(some["token_ids"]), axis=1)
-            np.testing.assert_allclose(found, some["logits"], atol=1e-4)
+            # Each draft is made of what the assistant made for the one before, and so is its rounding.
+            np.testing.assert_allclose(found, some["logits"], atol=1e-4, rtol=5e-5)
     assert compared > 200
 
 
