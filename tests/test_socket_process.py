@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -25,9 +26,10 @@ from ipc.sockets import peers
 from ipc.sockets.connection_table import PeerConnection
 from ipc.sockets.full_connections import MAX_RETRIED, RETRY_INTERVAL, FullConnections
 from ipc.sockets.link import Kind, Link, LinkLost
-from ipc.sockets.peer_events import HasRoom, Lost, Said, Sent
+from ipc.sockets.peer_events import SEVERAL, HasRoom, Lost, Said, Sent
 from ipc.sockets.peers import Peers
 from ipc.sockets.router import SocketConfiguration
+from ipc.sockets.socket_process import PARTS_PER_TURN
 from ipc.sockets.spawner import Spawned, Spawner
 from ipc.sockets.tenants import of_user
 from ipc.wire.addresses import control_address
@@ -111,6 +113,33 @@ def test_a_process_that_hangs_is_followed_by_another(address: str, monkeypatch: 
         # On a busy machine one more may have been too slow, and be just ending.
         with Client(address, resume=True, timeout=PATIENCE) as client:
             assert client.complete("x").text == "x"
+
+
+def test_a_message_of_very_many_frames_ends_its_connection(address: str, driver: FakeDriver) -> None:
+    """With what that had open; others are answered, and the sender may come again."""
+    with RawClient(address) as client, RawClient(address) as other:
+        client.greet()
+        other.greet()
+        client.say(Generate("a", prompt=[1]))
+        request = driver.take()
+
+        client.send(*[b""] * (10 * PARTS_PER_TURN))
+
+        assert driver.aborted.get(timeout=PATIENCE) == request.request_id
+        assert other.ask(Ping()) == Pong()
+        client.greet()
+
+
+def test_the_kernel_ends_sockets_processes_before_others_where_memory_is_short(
+    address: str, driver: FakeDriver
+) -> None:
+    """And not the one with the weights."""
+    del driver
+    with RawClient(address) as client:
+        client.greet()
+    _, sockets = processes()
+
+    assert {Path(f"/proc/{process}/oom_score_adj").read_text().strip() for process in sockets} == {"1000"}
 
 
 def named(address: str, name: bytes) -> tuple["zmq.Context[zmq.Socket[bytes]]", "zmq.Socket[bytes]"]:
@@ -228,6 +257,20 @@ def say(there: Link, serial: int, *frames: bytes) -> None:
     for frame in frames:
         there.put(Kind.MESSAGE, serial, frame)
     there.flush()
+
+
+def test_how_many_frames_a_message_has_costs_the_daemon_nothing() -> None:
+    """It learns that there are several, and no number that a client has chosen."""
+    with linked() as (table, there):
+        say(there, 1, b"hello")
+        there.put(Kind.PARTS, 1)
+        there.flush()
+        table.attend(now=0.0)
+
+        assert [event.frames for event in (table.next(), table.next()) if isinstance(event, Said)] == [
+            [b"hello"],
+            SEVERAL,
+        ]
 
 
 def heard(table: Peers) -> list[tuple[int, bytes]]:

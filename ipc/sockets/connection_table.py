@@ -41,6 +41,8 @@ class Accepted:
         self.last_serial = last_serial
         """The last that was given before: those of this descriptor come later."""
         self.last_received_at = now
+        self.is_sending = False
+        """Whether there were bytes to read at a look at the memory, and no message has come since."""
         self.ends_at: float | None = None
         """When to close it."""
         self.connection: PeerConnection | None = None

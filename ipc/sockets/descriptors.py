@@ -1,9 +1,12 @@
-"""File descriptors of connections: their peers, and how to end them."""
+"""File descriptors of connections: their peers, what is under way in them, and how to end them."""
 
+import fcntl
 import os
 import resource
 import socket
 import struct
+import sys
+import termios
 
 USER = "uid "
 """Prefix of a peer that is a user of this machine."""
@@ -34,6 +37,18 @@ def shut(descriptor: int, peer: str) -> None:
             end.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass  # it has gone just now
+
+
+def num_unread(descriptor: int) -> int:
+    """The bytes that have arrived and are not read yet; 0 if it has gone."""
+    return _asked(descriptor, termios.FIONREAD)
+
+
+def _asked(descriptor: int, request: int) -> int:
+    try:
+        return int.from_bytes(fcntl.ioctl(descriptor, request, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0
 
 
 def is_chosen(routing_id: bytes) -> bool:

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 from types import FrameType
 
 from ipc.sockets import socket_process
@@ -80,6 +81,7 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _die_with(os.getppid())
+            _die_before_others()
             for unneeded in (
                 self._control,
                 self._wake,
@@ -130,6 +132,12 @@ def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(os.EX_SOFTWARE)
+
+
+def _die_before_others() -> None:
+    """Where memory is short, have the kernel kill this process, and not the one with the weights."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:  # a container may not have it
+        file.write(b"1000")
 
 
 def main(control: int) -> None:

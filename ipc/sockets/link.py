@@ -37,7 +37,7 @@ class Kind(IntEnum):
     OPENED = 8
     """From the process: a connection has sent its first message; its peer, in JSON."""
     PARTS = 9
-    """From the process: a message of several frames; the body is their number in decimal."""
+    """From the process: a message of several frames, which are none of the daemon's business."""
     TAKEN = 10
     """From the process: messages sent into the connection since the last of these, in decimal."""
     GONE = 11

@@ -26,9 +26,13 @@ class Peer:
     was_full: bool = False
 
 
+SEVERAL = [b"", b""]
+"""Stands for the frames of a message that has several, which nobody reads."""
+
+
 @dataclass(frozen=True)
 class Said:
-    """A message's frames; for a message of several frames, that many empty ones."""
+    """A message's frames: one, or SEVERAL."""
 
     peer: Peer
     frames: list[bytes]

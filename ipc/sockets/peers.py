@@ -16,7 +16,7 @@ from collections import deque
 from concurrent.futures import Future
 
 from ipc.sockets.link import Kind, LinkLost
-from ipc.sockets.peer_events import Event, HasRoom, Lost, Peer, Refused, Said, Sent
+from ipc.sockets.peer_events import SEVERAL, Event, HasRoom, Lost, Peer, Refused, Said, Sent
 from ipc.sockets.router import LINGER, SocketConfiguration
 from ipc.sockets.socket_process import Who
 from ipc.sockets.spawner import Spawned, Spawner
@@ -189,7 +189,7 @@ class Peers:
             case Kind.MESSAGE:
                 return Said(peer, [body])
             case Kind.PARTS:
-                return Said(peer, [b""] * int(body))
+                return Said(peer, SEVERAL)
             case Kind.GONE:
                 return Lost(self._forget(peer))
             case Kind.TAKEN:

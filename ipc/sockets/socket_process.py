@@ -22,12 +22,15 @@ from ipc.sockets.connection_table import Accepted, Connections, PeerConnection
 from ipc.sockets.descriptors import USER, is_chosen, peer_of, raise_open_files_limit, shut
 from ipc.sockets.full_connections import FullConnections
 from ipc.sockets.link import Kind, Link, LinkLost
-from ipc.sockets.router import HELLO_LIMIT, LINGER, SocketConfiguration, new_router
+from ipc.sockets.router import LINGER, SocketConfiguration, new_router
+from ipc.sockets.sweep import Sweep
 
 UNREAD_LIMIT = 2**18
 """Bytes that the daemon has not read, above which no client is read."""
 MESSAGES_PER_TURN = 64
 """Messages taken from clients before the daemon's get their turn again."""
+PARTS_PER_TURN = 256
+"""Frames of one message that are dropped before the daemon and other clients get their turn."""
 TAKEN_AT_ONCE = 50
 """Sent messages that are reported to the daemon together."""
 MAX_CONNECTIONS = 8192
@@ -35,8 +38,6 @@ SPARE_FILES = 64
 """File descriptors that are not for connections."""
 FAREWELL = 1.0
 """Seconds that a connection has to read why it is closed."""
-SWEEP_INTERVAL = 2.0
-"""Seconds between checks for silent connections."""
 
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
@@ -67,9 +68,8 @@ class SocketProcess:
         self._keys: frozenset[str] | None = None
         self._is_open = False
         self._stopping = False
-        self._was_paused = False
-        """Whether reading was paused at some time since the last sweep."""
-        self._swept_at = time.monotonic()
+        self._is_dropping = False
+        """Whether a message of several frames is not received to its end yet."""
         self._context = zmq.Context()
 
     def run(self) -> None:
@@ -94,7 +94,7 @@ class SocketProcess:
         return configuration
 
     def _configure(self, configuration: SocketConfiguration) -> None:
-        self._silence_limit = configuration["silence_limit"] or math.inf
+        self._sweep = Sweep(configuration["silence_limit"] or math.inf, time.monotonic())
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP_ADDRESS)
         self._router = new_router(self._context, configuration)
@@ -123,8 +123,10 @@ class SocketProcess:
             for _ in range(MESSAGES_PER_TURN):
                 if not self._receive(now):
                     break
-        if now >= self._swept_at + SWEEP_INTERVAL:
-            self._sweep(now)
+        if now >= self._sweep.due_at:
+            self._watch(now)
+            for overdue in self._sweep.overdue(now, self._connections.all(), is_dropping=self._is_dropping):
+                shut(overdue.descriptor, overdue.peer)
         self._link.flush()
 
     def _wait(self) -> set[object]:
@@ -135,15 +137,14 @@ class SocketProcess:
         if self._early:
             timeout = 0
         elif self._connections:
-            due_at = min(self._full.due_at, self._swept_at + SWEEP_INTERVAL)
+            due_at = min(self._full.due_at, self._sweep.due_at)
             timeout = max(0, math.ceil(1000 * (due_at - time.monotonic())))
         return {at for at, events in self._poller.poll(timeout) if events & ~zmq.POLLOUT}
 
     def _reads(self) -> bool:
-        if self._link.unsent > UNREAD_LIMIT:
-            self._was_paused = True
-            return False
-        return self._is_open
+        reads = self._is_open and self._link.unsent <= UNREAD_LIMIT
+        self._sweep.was_paused |= not reads
+        return reads
 
     def _handle_record(self, kind: int, serial: int, body: bytes) -> None:
         now = time.monotonic()
@@ -159,7 +160,7 @@ class SocketProcess:
             case Kind.BEAT:
                 self._link.put(Kind.BEAT)
             case Kind.OPEN:
-                self._is_open = self._was_paused = True
+                self._is_open = True
             case Kind.STOP:
                 self._stopping = True
 
@@ -194,29 +195,44 @@ class SocketProcess:
     # From a client.
 
     def _receive(self, now: float) -> bool:
-        """Pass on one message; False if there is none."""
+        """Pass on one message; False if there is none, or its rest has to wait for the next turn."""
+        if not self._drop_rest():
+            return False
         try:
             routing_id = self._router.recv(zmq.NOBLOCK)
         except zmq.Again:
             return False
-        frame, num_frames = self._router.recv(copy=False), 1
-        while self._router.getsockopt(zmq.RCVMORE):
-            self._router.recv()
-            num_frames += 1
+        frame = self._router.recv(copy=False)
+        self._is_dropping = frame.more
         serial_text, _, key = str(frame.get("User-Id")).partition(" ")
         serial = int(serial_text)
         found = self._connections.get(serial) or self._new(serial, key, routing_id, frame, now)
-        if found is None:
+        if found is not None:
+            self._pass_on(*found, frame, now)
+        if self._drop_rest():
             return True
-        connection, accepted = found
+        if found is not None:
+            shut(found[1].descriptor, found[1].peer)
+        return False
+
+    def _pass_on(self, connection: PeerConnection, accepted: Accepted, frame: zmq.Frame, now: float) -> None:
         accepted.last_received_at = now
-        if connection.refusal is not None:
-            return True
-        if num_frames == 1:
-            self._link.put(Kind.MESSAGE, serial, frame.bytes)
-        else:
-            self._link.put(Kind.PARTS, serial, str(num_frames).encode())
-        return True
+        accepted.is_sending = False
+        if connection.refusal is None and frame.more:
+            self._link.put(Kind.PARTS, connection.serial)
+        elif connection.refusal is None:
+            self._link.put(Kind.MESSAGE, connection.serial, frame.bytes)
+
+    def _drop_rest(self) -> bool:
+        """Drop further frames of a message; False if it has more than a turn is for.
+
+        It has to be received to its end before any other.
+        """
+        for _ in range(PARTS_PER_TURN):
+            if not self._is_dropping:
+                break
+            self._is_dropping = self._router.recv(copy=False).more
+        return not self._is_dropping
 
     def _new(
         self, serial: int, key: str, routing_id: bytes, frame: zmq.Frame, now: float
@@ -264,19 +280,3 @@ class SocketProcess:
             status = (b"200", b"OK") if allowed else (b"400", b"this key is not authorised")
             name = f"{self._connections.new_serial()} {key}".encode()
             self._zap.send_multipart([b"1.0", question[1], *status, name, b""])
-
-    def _sweep(self, now: float) -> None:
-        """Close connections that never sent anything, that are silent for long, or that have been
-        told to end.
-
-        If reading was paused, or this call comes far too late, their silence does not count.
-        """
-        excused = self._was_paused or now > self._swept_at + 3 * SWEEP_INTERVAL
-        self._swept_at, self._was_paused = now, not self._is_open
-        self._watch(now)
-        for accepted in self._connections.all():
-            if excused:
-                accepted.last_received_at = now
-            limit = HELLO_LIMIT if accepted.connection is None else self._silence_limit
-            if now > min(accepted.last_received_at + limit, accepted.ends_at or math.inf):
-                shut(accepted.descriptor, accepted.peer)

@@ -87,7 +87,7 @@ def peek_request_id(frame: bytes) -> str | None:
 def read(frames: list[bytes], decode: Callable[[bytes], Message]) -> Message | Error:
     """Decode one message, or return the error for frames that are none."""
     if len(frames) != 1:
-        return Error(None, "invalid_request", f"a message is one frame, not {len(frames)}")
+        return Error(None, "invalid_request", "a message is one frame, not several")
     frame = frames[0]
     if len(frame) > MAX_MESSAGE_BYTES:
         too_long = f"a message may have {MAX_MESSAGE_BYTES} bytes, not {len(frame)}"
