@@ -2,14 +2,13 @@
 
 import math
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,15 +21,10 @@ from raw_client import RawClient
 from driver.odriver import oDriver
 from ipc.client import Client
 from ipc.control_client import ControlClient
-from ipc.sockets import peers
 from ipc.sockets.connection_table import PeerConnection
 from ipc.sockets.full_connections import MAX_RETRIED, RETRY_INTERVAL, FullConnections
 from ipc.sockets.link import Kind, Link, LinkLost
-from ipc.sockets.peer_events import SEVERAL, HasRoom, Lost, Said, Sent
-from ipc.sockets.peers import Peers
-from ipc.sockets.router import SocketConfiguration
 from ipc.sockets.socket_process import PARTS_PER_TURN
-from ipc.sockets.spawner import Spawned, Spawner
 from ipc.sockets.tenants import of_user
 from ipc.wire.addresses import control_address
 from ipc.wire.codec import encode
@@ -219,131 +213,6 @@ def test_users_without_keys_are_tenants() -> None:
     assert (own.may_control, root.may_control, other.may_control, nobody.may_control) == (True, True, False, False)
 
 
-# Peers.
-
-
-class LinkedSpawner(Spawner):
-    """Its process is the test, at the other end of the link."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        ours, theirs = socket.socketpair()
-        self.there = Link(theirs)
-        self._spawned = Spawned(Link(ours), socket.socket())
-
-    def spawn(self, listening: socket.socket) -> Spawned:
-        del listening
-        return self._spawned
-
-
-@contextmanager
-def linked() -> Iterator[tuple[Peers, Link]]:
-    """Peers, and the end of their link at which a process would be."""
-    configuration: SocketConfiguration = {
-        "address": "", "max_message_bytes": 0, "silence_limit": None, "secret": None, "keys": [],
-    }  # fmt: skip
-    spawner = LinkedSpawner()
-    with socket.socket() as listening:
-        table = Peers("work", spawner, listening, configuration)
-        table.attend(now=0.0)
-        yield table, spawner.there
-        spawner.there.close()
-        table.stop()
-
-
-def say(there: Link, serial: int, *frames: bytes) -> None:
-    """A new connection's messages."""
-    there.put(Kind.OPENED, serial, b'{"key": null, "uid": null, "refusal": null}')
-    for frame in frames:
-        there.put(Kind.MESSAGE, serial, frame)
-    there.flush()
-
-
-def test_how_many_frames_a_message_has_costs_the_daemon_nothing() -> None:
-    """It learns that there are several, and no number that a client has chosen."""
-    with linked() as (table, there):
-        say(there, 1, b"hello")
-        there.put(Kind.PARTS, 1)
-        there.flush()
-        table.attend(now=0.0)
-
-        assert [event.frames for event in (table.next(), table.next()) if isinstance(event, Said)] == [
-            [b"hello"],
-            SEVERAL,
-        ]
-
-
-def heard(table: Peers) -> list[tuple[int, bytes]]:
-    """All that is to be heard, by whom."""
-    said = []
-    while (event := table.next()) is not None:
-        assert isinstance(event, Said)
-        said.append((event.peer.serial, event.frames[0]))
-    return said
-
-
-def test_a_peer_has_room_again_once_the_process_has_taken_what_others_were_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It learns of it at once, though nothing of its own is on the way, and of nothing while the process takes nothing."""
-    monkeypatch.setattr(peers, "MAX_UNSENT", 1000)
-    with linked() as (table, there):
-        poll = select.poll()
-        for serial in (1, 2):
-            say(there, serial, b"hello")
-        table.attend(now=0.0)
-        busy, other = (event.peer for event in (table.next(), table.next()) if isinstance(event, Said))
-
-        assert table.send(busy.identity, b"x" * 10_000_000) is Sent.AWAY
-        assert table.send(other.identity, b"x") is Sent.FULL
-        table.flush_and_poll(poll)
-        assert table.next() is None
-        assert table.due_at == math.inf
-        for _ in range(1000):
-            there.receive()
-            table.flush_and_poll(poll)
-        assert table.due_at == 0.0
-        assert table.next() == HasRoom(other)
-        assert table.next() is None
-        assert table.send(other.identity, b"x") is Sent.AWAY
-
-
-def test_connections_are_heard_in_turns() -> None:
-    """However much one has said before another's first word; each one's own messages keep their order."""
-    with linked() as (table, there):
-        say(there, 1, *(b"%d" % number for number in range(1000)))
-        table.attend(now=0.0)
-        assert isinstance(first := table.next(), Said) and first.frames == [b"0"]
-
-        say(there, 2, b"hello", b"again")
-        table.attend(now=0.0)
-        rest = heard(table)
-        assert {frame for _, frame in rest[:5]} >= {b"hello", b"again"}
-        assert [frame for serial, frame in rest if serial == 1] == [b"%d" % number for number in range(1, 1000)]
-        assert table.due_at == math.inf
-
-
-def test_a_process_is_not_read_while_much_is_to_be_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be it bytes or empty messages; what was held of connections that are lost is not heard."""
-    monkeypatch.setattr(peers, "MAX_UNHEARD", 10_000)
-    for frames in ([b"x" * 20_000], [b""] * 100):
-        with linked() as (table, there):
-            say(there, 1, *frames)
-            table.attend(now=0.0)
-            say(there, 2, b"late")
-            table.attend(now=0.0)
-            assert heard(table) == [(1, frame) for frame in frames]
-            table.attend(now=0.0)
-            say(there, 1, b"unheard")
-            assert heard(table) == [(2, b"late")]
-
-            table.attend(now=0.0)
-            there.close()
-            table.attend(now=0.0)
-            assert {event.peer.serial for event in (table.next(), table.next()) if isinstance(event, Lost)} == {1, 2}
-            assert table.next() is None
-
-
 # Full connections.
 
 
@@ -352,7 +221,7 @@ class Pipes:
 
     def __init__(self, num_full: int) -> None:
         self.full = FullConnections()
-        self.connections = [PeerConnection(serial, b"", "", None) for serial in range(num_full)]
+        self.connections = [PeerConnection(serial, -1, b"", "", None) for serial in range(num_full)]
         self.room = dict.fromkeys(self.connections, 0)
         self.taken: list[tuple[int, bytes]] = []
         self.tried: list[int] = []

@@ -8,7 +8,15 @@ import pytest
 
 from ipc.sockets.connection_table import Accepted, PeerConnection
 from ipc.sockets.router import HELLO_LIMIT
-from ipc.sockets.sweep import LOOK_INTERVAL, MAX_MEMORY, PRESSED_SILENCE_LIMIT, SWEEP_INTERVAL, Sweep, takes_more_than
+from ipc.sockets.sweep import (
+    LOOK_INTERVAL,
+    MAX_MEMORY,
+    PRESSED_SILENCE_LIMIT,
+    READ_LIMIT,
+    SWEEP_INTERVAL,
+    Sweep,
+    takes_more_than,
+)
 
 SILENCE_LIMIT = 60.0
 
@@ -32,7 +40,7 @@ class Swept:
             client, end = socket.socketpair()
             accepted = Accepted(end.fileno(), "uid 0", 0, now=0.0)
             if greeted:
-                accepted.connection = PeerConnection(1, b"", "", None)
+                accepted.connection = PeerConnection(1, end.fileno(), b"", "", None)
             self.clients.append(client)
             self.ends.append(end)
             self.connections.append(accepted)
@@ -113,6 +121,34 @@ def test_the_silent_end_but_not_for_what_this_process_did(swept: Swept) -> None:
     assert swept.overdue(now + 1000) == []
     swept.connections[0].ends_at = now + 1000
     assert swept.overdue(now + 1000 + SWEEP_INTERVAL) == [0]
+
+
+def test_who_does_not_read_what_was_sent_ends(swept: Swept) -> None:
+    """Whatever it says, after READ_LIMIT in which it has read nothing; not one that has read a little, or all."""
+    swept.connect(3)
+    for end in swept.ends:
+        for _ in range(50):
+            end.send(b"x" * 1000)
+    ended: dict[int, float] = {}
+    for now in range(int(SWEEP_INTERVAL), 70, int(SWEEP_INTERVAL)):
+        ended |= {place: ended.get(place, now) for place in swept.overdue(now)}
+        for accepted in swept.connections:
+            accepted.last_received_at = now
+        swept.clients[1].recv(1000)
+        swept.ends[2].send(b"x")
+        swept.clients[2].recv(100_000)
+
+    assert ended == {0: READ_LIMIT + 2 * SWEEP_INTERVAL}
+
+
+def test_who_cannot_have_read_does_not_end(swept: Swept) -> None:
+    """As this process stood still, and perhaps the machine did."""
+    swept.connect(1)
+    swept.ends[0].send(b"x")
+    swept.overdue(SWEEP_INTERVAL)
+
+    assert swept.overdue(1000.0) == []
+    assert swept.overdue(1000.0 + SWEEP_INTERVAL) == []
 
 
 def test_a_process_knows_what_memory_it_takes() -> None:

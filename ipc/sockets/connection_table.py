@@ -20,13 +20,18 @@ KEPT = 64
 class PeerConnection:
     """A connection that has sent something; ``refusal`` is a code and message if not served."""
 
-    def __init__(self, serial: int, routing_id: bytes, owner: str, refusal: tuple[str, str] | None) -> None:
+    def __init__(
+        self, serial: int, descriptor: int, routing_id: bytes, owner: str, refusal: tuple[str, str] | None
+    ) -> None:
         self.serial = serial
+        self.descriptor = descriptor
         self.routing_id = routing_id
         self.owner = owner
         self.refusal = refusal
-        self.num_taken = 0
-        """Messages sent into it and not yet reported to the daemon."""
+        self.num_taken = self.num_bytes_taken = 0
+        """Messages sent into it and not yet reported to the daemon, and their bytes."""
+        self.num_bytes_sent = 0
+        """Bytes sent into it since it was last known to be empty."""
         self.held: deque[bytes] = deque()
         """Messages that have not."""
 
@@ -43,6 +48,9 @@ class Accepted:
         self.last_received_at = now
         self.is_sending = False
         """Whether there were bytes to read at a look at the memory, and no message has come since."""
+        self.num_unsent = 0
+        """Bytes that its peer had not read at the last check, and the same since ``read_at``."""
+        self.read_at = now
         self.ends_at: float | None = None
         """When to close it."""
         self.connection: PeerConnection | None = None
@@ -128,7 +136,7 @@ class Connections:
         if accepted is None or accepted.connection is not None or serial <= accepted.last_serial:
             return None
         owner = f"key {key}" if key else accepted.peer
-        connection = PeerConnection(serial, routing_id, owner, self._refusal(owner, has_name=has_name))
+        connection = PeerConnection(serial, descriptor, routing_id, owner, self._refusal(owner, has_name=has_name))
         accepted.connection = connection
         self._silent[accepted.peer].pop(descriptor, None)
         self._num_of_owner[owner] += 1

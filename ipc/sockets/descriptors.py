@@ -44,6 +44,15 @@ def num_unread(descriptor: int) -> int:
     return _asked(descriptor, termios.FIONREAD)
 
 
+def num_unsent(descriptor: int) -> int:
+    """The bytes that are written and have not left this machine, or have not been read by its peer
+    on this one; a peer that reads makes them fewer. 0 if it has gone.
+
+    They stay above 0 as long as libzmq has more to write.
+    """
+    return _asked(descriptor, termios.TIOCOUTQ)
+
+
 def _asked(descriptor: int, request: int) -> int:
     try:
         return int.from_bytes(fcntl.ioctl(descriptor, request, bytes(4)), sys.byteorder)

@@ -39,7 +39,8 @@ class Kind(IntEnum):
     PARTS = 9
     """From the process: a message of several frames, which are none of the daemon's business."""
     TAKEN = 10
-    """From the process: messages sent into the connection since the last of these, in decimal."""
+    """From the process: messages sent into the connection since the last of these, and their bytes, in
+    decimal."""
     GONE = 11
     """From the process: this connection has ended, and its serial is never used again."""
 

@@ -23,6 +23,7 @@ class Peer:
     key: str | None
     user: int | None
     num_on_the_way: int = 0
+    num_bytes_on_the_way: int = 0
     was_full: bool = False
 
 

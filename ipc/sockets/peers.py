@@ -24,8 +24,8 @@ from ipc.sockets.turns import TurnsOfConnections
 
 logger = logging.getLogger(__name__)
 
-MAX_ON_THE_WAY = 500
-"""Messages on their way into one connection."""
+MAX_ON_THE_WAY, MAX_BYTES_ON_THE_WAY = 500, 8 * 2**20
+"""Messages on their way into one connection, and bytes, from which on it is given no more."""
 MAX_UNSENT = 64 * 2**20
 """Bytes that the process has not taken yet, from which on it is given no more."""
 MAX_UNHEARD = 4 * 2**20
@@ -127,13 +127,14 @@ class Peers:
         peer = self._by_identity.get(identity)
         if peer is None or self._spawned is None:
             return Sent.GONE
-        if peer.num_on_the_way >= MAX_ON_THE_WAY:
+        if peer.num_on_the_way >= MAX_ON_THE_WAY or peer.num_bytes_on_the_way >= MAX_BYTES_ON_THE_WAY:
             peer.was_full = True
             return Sent.FULL
         if not self._takes:
             self._held_up.add(peer)
             return Sent.FULL
         peer.num_on_the_way += 1
+        peer.num_bytes_on_the_way += len(frame)
         self._spawned.link.put(Kind.MESSAGE, peer.serial, frame)
         return Sent.AWAY
 
@@ -193,7 +194,9 @@ class Peers:
             case Kind.GONE:
                 return Lost(self._forget(peer))
             case Kind.TAKEN:
-                peer.num_on_the_way -= int(body)
+                num_messages, num_bytes = map(int, body.split())
+                peer.num_on_the_way -= num_messages
+                peer.num_bytes_on_the_way -= num_bytes
                 if peer.was_full:
                     peer.was_full = False
                     return HasRoom(peer)

@@ -7,7 +7,8 @@ import zmq
 RECEIVE_HIGH_WATER = 16
 """Messages of one client held unread; beyond them it waits in its own memory, not in ours."""
 SEND_HIGH_WATER = 500
-"""Messages queued for a client that does not read; as many more may be on their way here."""
+"""Messages queued for a client that does not read; as many more may be on their way here, and of
+either no more than some MiB."""
 LINGER = 1000
 """Milliseconds that the last messages have to leave when the socket closes."""
 KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 30, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 3}

@@ -19,7 +19,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from ipc.sockets.connection_table import Accepted, Connections, PeerConnection
-from ipc.sockets.descriptors import USER, is_chosen, peer_of, raise_open_files_limit, shut
+from ipc.sockets.descriptors import USER, is_chosen, num_unsent, peer_of, raise_open_files_limit, shut
 from ipc.sockets.full_connections import FullConnections
 from ipc.sockets.link import Kind, Link, LinkLost
 from ipc.sockets.router import LINGER, SocketConfiguration, new_router
@@ -31,8 +31,11 @@ MESSAGES_PER_TURN = 64
 """Messages taken from clients before the daemon's get their turn again."""
 PARTS_PER_TURN = 256
 """Frames of one message that are dropped before the daemon and other clients get their turn."""
-TAKEN_AT_ONCE = 50
-"""Sent messages that are reported to the daemon together."""
+TAKEN_AT_ONCE, BYTES_TAKEN_AT_ONCE = 50, 2**20
+"""Sent messages that are reported to the daemon together, and their bytes."""
+MAX_BYTES_INSIDE = 8 * 2**20
+"""Bytes in a connection from which on it is full, until its peer has read all of them: libzmq, which
+counts messages alone, cannot say how many are left."""
 MAX_CONNECTIONS = 8192
 SPARE_FILES = 64
 """File descriptors that are not for connections."""
@@ -176,6 +179,10 @@ class SocketProcess:
 
     def _deliver(self, connection: PeerConnection, frame: bytes) -> bool:
         """Whether there was room for it. A lost connection has room: its end is reported soon."""
+        if connection.num_bytes_sent >= MAX_BYTES_INSIDE:
+            if num_unsent(connection.descriptor):
+                return False
+            connection.num_bytes_sent = 0
         try:
             self._router.send_multipart([connection.routing_id, frame], zmq.NOBLOCK)
         except zmq.Again:
@@ -183,14 +190,17 @@ class SocketProcess:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
+        connection.num_bytes_sent += len(frame)
         connection.num_taken += 1
-        if connection.num_taken >= TAKEN_AT_ONCE:
+        connection.num_bytes_taken += len(frame)
+        if connection.num_taken >= TAKEN_AT_ONCE or connection.num_bytes_taken >= BYTES_TAKEN_AT_ONCE:
             self._report_taken(connection)
         return True
 
     def _report_taken(self, connection: PeerConnection) -> None:
-        self._link.put(Kind.TAKEN, connection.serial, str(connection.num_taken).encode())
-        connection.num_taken = 0
+        taken = f"{connection.num_taken} {connection.num_bytes_taken}"
+        self._link.put(Kind.TAKEN, connection.serial, taken.encode())
+        connection.num_taken = connection.num_bytes_taken = 0
 
     # From a client.
 

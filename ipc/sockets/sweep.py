@@ -1,5 +1,5 @@
-"""Which connections a socket's process ends by itself: silent ones, those that were told to end,
-and those that fill its memory. No socket or clock in this file.
+"""Which connections a socket's process ends by itself: those that are silent, do not read, fill its
+memory, or were told to end. No socket or clock in this file.
 
 libzmq limits a frame and not a message, and shows nothing of a message before all of it is there:
 one that never ends would take all memory there is. Such a connection is one from which bytes come and
@@ -12,13 +12,15 @@ import os
 from collections.abc import Callable, Iterator
 
 from ipc.sockets.connection_table import Accepted
-from ipc.sockets.descriptors import num_unread
+from ipc.sockets.descriptors import num_unread, num_unsent
 from ipc.sockets.router import HELLO_LIMIT
 
 LOOK_INTERVAL = 0.25
 """Seconds between looks at the memory: in one, libzmq takes some 100 MiB of short frames."""
 SWEEP_INTERVAL = 2.0
-"""Seconds between checks for silent connections."""
+"""Seconds between checks for connections that are silent or do not read."""
+READ_LIMIT = 30.0
+"""Seconds within which a peer must read something of what was sent to it."""
 MAX_MEMORY = 256 * 2**20
 """Resident bytes from which on it is too much; without clients it is a tenth of that."""
 PRESSED_SILENCE_LIMIT = 10.0
@@ -50,7 +52,7 @@ class Sweep:
         self._takes_more_than = takes_more_than
         self._looked_at = self._swept_at = now
         self.was_paused = False
-        """Whether reading was paused at some time since the last check for silent connections."""
+        """Whether reading was paused at some time since the last of those checks."""
 
     @property
     def due_at(self) -> float:
@@ -67,17 +69,26 @@ class Sweep:
         if is_pressed:
             yield from filter(_brings_no_message, connections)
         if now >= self._swept_at + SWEEP_INTERVAL:
-            yield from self._silent(now, connections, PRESSED_SILENCE_LIMIT if is_pressed else self._silence_limit)
+            yield from self._without_life(
+                now, connections, PRESSED_SILENCE_LIMIT if is_pressed else self._silence_limit
+            )
 
-    def _silent(self, now: float, connections: list[Accepted], silence_limit: float) -> Iterator[Accepted]:
-        """If reading was paused, or this call comes far too late, their silence does not count."""
-        excused = self.was_paused or now > self._swept_at + 3 * SWEEP_INTERVAL
+    def _without_life(self, now: float, connections: list[Accepted], silence_limit: float) -> Iterator[Accepted]:
+        """If this call comes far too late, what they did not do does not count, and if reading was
+        paused, their silence does not."""
+        is_late = now > self._swept_at + 3 * SWEEP_INTERVAL
+        excused = self.was_paused or is_late
         self._swept_at, self.was_paused = now, False
         for accepted in connections:
+            unsent = num_unsent(accepted.descriptor)
+            if is_late or not unsent or unsent != accepted.num_unsent:
+                accepted.num_unsent, accepted.read_at = unsent, now
             if excused:
                 accepted.last_received_at = now
             limit = HELLO_LIMIT if accepted.connection is None else silence_limit
-            if now > min(accepted.last_received_at + limit, accepted.ends_at or math.inf):
+            if now > min(
+                accepted.last_received_at + limit, accepted.read_at + READ_LIMIT, accepted.ends_at or math.inf
+            ):
                 yield accepted
 
 
