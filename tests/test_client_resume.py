@@ -181,7 +181,7 @@ def test_a_daemon_that_stops_is_outlived(client: Client, address: str, caplog: p
     told = [
         record.message
         for record in caplog.records
-        if record.name == "ipc.connection.socket_thread" and record.levelname == "WARNING"
+        if record.name == "ipc.connection.call_table" and record.levelname == "WARNING"
     ]
     assert [message.partition(": ")[0] for message in told] == ["it drains", f"the daemon at {address} went away"]
 

@@ -680,7 +680,7 @@ def test_what_a_reader_does_not_take_is_bounded(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(read_ahead, "MAX_READ_AHEAD_BYTES", 10_000)
     address, driver = f"ipc://{tmp_path}/o.sock", FakeDriver()
     with serving(address, driver), Client(address, timeout=PATIENCE) as client:
-        ahead = client._connection._read_ahead
+        ahead = client._connection._calls.read_ahead
         stopped = client.generate([1])
         request = driver.take()
         for number in range(40 * CREDITS):
