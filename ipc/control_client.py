@@ -71,11 +71,11 @@ class ControlClient:
         self._serials = itertools.count(1)
         self._context = zmq.Context()
         self._poller = zmq.Poller()
-        self._session = Session(self._context, checked, self._poller, own)
         try:
+            self._session = Session(self._context, checked, self._poller, own)
             self._connect(time.monotonic() + timeout, wait)
         except BaseException:
-            self.close()
+            self._context.destroy(linger=0)
             raise
 
     def __enter__(self) -> Self:

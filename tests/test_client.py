@@ -1,5 +1,6 @@
 """The Client against a server in this process, over real sockets."""
 
+import errno
 import gc
 import os
 import re
@@ -22,6 +23,7 @@ from driver.request import Logprob, Usage
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.client import Client
 from ipc.connection import session
+from ipc.control_client import ControlClient
 from ipc.errors import ConnectFailed, ConnectionLost, DaemonStarting, RequestFailed
 from ipc.wire.codec import decode_client_message, encode
 from ipc.wire.completion import Piece
@@ -300,6 +302,31 @@ def why_not(address: str, words: str, key: Path | None = None) -> ConnectFailed:
         if re.search(words, str(failure.value)):
             break
     return failure.value
+
+
+def leave_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this process had no file left for the second of a session's sockets."""
+
+    def fail(*args: object) -> None:
+        del args
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(zmq.Socket, "get_monitor_socket", fail)
+
+
+@pytest.mark.parametrize("kind", [Client, ControlClient])
+def test_without_room_for_a_socket_connecting_fails_in_words(
+    driver: FakeDriver, address: str, monkeypatch: pytest.MonkeyPatch, kind: type[Client | ControlClient]
+) -> None:
+    """And leaves nothing that its end would wait for."""
+    del driver
+    with monkeypatch.context() as patch:
+        leave_no_files(patch)
+        with pytest.raises(ConnectFailed, match=r"cannot connect to .*: Too many open files"):
+            kind(address)
+
+    with kind(address) as client:
+        assert client.status()["state"] == "serving"
 
 
 def test_a_daemon_that_does_not_answer_is_said_to_be_there(address: str) -> None:

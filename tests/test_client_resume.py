@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from fake_driver import PATIENCE, FakeDriver, serving
 from fakes import FakeEngine, FakeTokenizer
-from test_client import Router
+from test_client import Router, leave_no_files
 
 from driver import request as driver_request
 from driver.errors import DriverStopped, Overloaded
@@ -23,10 +23,10 @@ from ipc.client import Client
 from ipc.connection import retry as resumption
 from ipc.connection.call import Call, request_frame
 from ipc.connection.retry import Resumption
-from ipc.errors import ConnectionLost, RequestFailed, ResumeFailed
+from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed, ResumeFailed
 from ipc.wire.codec import encode
 from ipc.wire.completion import Piece
-from ipc.wire.messages import Done, Error, Generate, Token
+from ipc.wire.messages import Done, Error, Generate, Hello, Token
 
 
 @pytest.fixture
@@ -201,6 +201,42 @@ def test_only_what_was_cut_off_is_pressed_on_a_daemon_that_has_too_much_to_do(cl
         second.finish(second.take())
 
         assert list(stream)[-1].finish_reason == "stop"
+
+
+def test_a_daemon_without_room_for_a_connection_is_tried_again(
+    client: Client, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For what was cut off, and for what was begun since; the log says it once."""
+    with serving(address, first := FakeDriver()):
+        stream = client.generate([1])
+        first.say(first.take(), "cut", [1])
+        assert next(stream).text == "cut"
+    full = Router(address)
+    late = client.generate([2])
+    for _ in range(2):
+        assert isinstance(full.hear(), Hello)
+        full.say(encode(Error(None, "overloaded", "close some")))
+    full.die()
+    with serving(address, second := FakeDriver()):
+        for request in (second.take(), second.take()):
+            second.finish(request)
+
+        assert [list(each)[-1].finish_reason for each in (stream, late)] == ["stop"] * 2
+    assert caplog.text.count("close some") == 1
+
+
+def test_a_client_without_room_for_a_socket_tries_again(
+    client: Client, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not resumed is told why at once; once there are files to open, all goes on."""
+    with monkeypatch.context() as patch:
+        leave_no_files(patch)
+        stream = client.generate("once")
+        with pytest.raises(ConnectFailed, match=r"cannot connect to .*: Too many open files"):
+            client.tokenize("once")
+    with serving(address, FakeDriver()):
+        assert "".join(piece.text for piece in stream) == "once"
+        assert client.tokenize("once") == [4]
 
 
 def test_a_fault_of_the_daemon_is_outlived_once(client: Client, address: str) -> None:

@@ -49,6 +49,8 @@ class Call:
         """When to give up, as long as there is no daemon to send it to."""
         self.not_before = 0.0
         """When to send it, the earliest."""
+        self.connect_at = 0.0
+        """When to connect for it, the earliest."""
         self.unread = unread
         """The stream's untaken messages, taken with ``Connection.taken``; None for a single
         answer."""
@@ -84,6 +86,13 @@ class Call:
         self.deadline = self.resumption.interrupt(why, now) + resume_timeout
         self.not_before = now + self.resumption.delay()
         self.frame = encode(rest)
+        return True
+
+    def postpone(self, now: float) -> bool:
+        """Have it wait for a later attempt to connect; False if it is not to be resumed."""
+        if self.resumption is None:
+            return False
+        self.connect_at = now + self.resumption.delay()
         return True
 
     @property

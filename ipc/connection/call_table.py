@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ipc.connection.call import Call
 from ipc.connection.read_ahead import ReadAhead
 from ipc.connection.session import Answer
-from ipc.errors import ConnectionLost, OdriverError, RequestFailed
+from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed
 from ipc.wire.codec import encode
 from ipc.wire.messages import Abort, AdaptersReply, Credit, Done, Error, Token, TokenizerInfoReply, Welcome
 
@@ -29,6 +29,8 @@ class CallTable:
         """The daemon's that calls were last sent to."""
         self._refused_by: Welcome | None = None
         """The welcome of a daemon that ends and has turned a request away."""
+        self._postponed_by = ""
+        """The error for which calls were last postponed, until they were sent."""
         self._waiting: dict[str, Call] = {}
         """Calls to send once a daemon is there; below them the calls it has yet to answer."""
         self._open: dict[str, Call] = {}
@@ -38,6 +40,11 @@ class CallTable:
     def waits(self) -> bool:
         """Whether calls wait for a daemon."""
         return bool(self._waiting)
+
+    @property
+    def connect_at(self) -> float:
+        """When to connect for those that wait; infinity without any."""
+        return min([call.connect_at for call in self._waiting.values()], default=math.inf)
 
     def due_at(self, now: float) -> float:
         """When a waiting call is to be sent, or given up."""
@@ -73,7 +80,7 @@ class CallTable:
         """Send what waits to the daemon that said this welcome."""
         if self._welcome is not welcome and (resumed := self._num_interrupted()):
             logger.info("connected to %s: %d requests are resumed", self._address, resumed)
-        self._welcome = welcome
+        self._welcome, self._postponed_by = welcome, ""
         for call in [call for call in self._waiting.values() if call.not_before <= now]:
             del self._waiting[call.request_id]
             problem = call.problem(welcome)
@@ -86,6 +93,16 @@ class CallTable:
                 if call.unread is not None:
                     self.read_ahead.begin(call.unread)
                 self._send(call.frame)
+
+    def postpone(self, error: ConnectFailed, now: float) -> None:
+        """There was no room for a connection: what can be resumed waits for another attempt, and the
+        rest fails."""
+        for call in [call for call in self._waiting.values() if not call.postpone(now)]:
+            del self._waiting[call.request_id]
+            call.put(error)
+        if self._waiting and self._postponed_by != str(error):  # warn once, however many attempts fail
+            logger.warning("%s: %d requests wait", error, len(self._waiting))
+            self._postponed_by = str(error)
 
     def give_up(self, now: float, failure: Callable[[], OdriverError]) -> None:
         """End what has waited until its deadline, with its interruption or this failure."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -60,7 +61,8 @@ class Session:
     """A DEALER that sends Hello when connected, pings, and notices a lost daemon.
 
     It is not used again once ``lost`` is set; it tries to connect until ``welcome`` is set.
-    One thread makes, uses and closes it. Times are in seconds, and the caller's.
+    One thread makes, uses and closes it. Times are in seconds, and the caller's. Raises
+    ConnectFailed where there can be no socket.
     """
 
     def __init__(
@@ -73,6 +75,8 @@ class Session:
         """How far the daemon's start is, as it last said."""
         self.lost: str | None = None
         """Why it is over."""
+        self.code: str | None = None
+        """The code of the error with which the daemon ended it."""
         self.next_ping = math.inf
         """When to call ``keep_alive`` again."""
         self._address = address
@@ -81,18 +85,18 @@ class Session:
         """A possible fault of the server at the address."""
         self._poller = poller
         self._last_received_at = math.inf
-        self._dealer = context.socket(zmq.DEALER)
-        # Not zmq.IMMEDIATE: with it, libzmq drops unread messages when the connection ends.
-        self._dealer.setsockopt(zmq.SNDHWM, 0)  # what one asks for is in one's own memory anyway
-        self._dealer.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
-        self._dealer.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
-        self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, LONGEST_KNOCK)
-        if key is not None:
-            self._dealer.setsockopt(zmq.CURVE_PUBLICKEY, key.public.encode())
-            self._dealer.setsockopt(zmq.CURVE_SECRETKEY, key.secret.encode())
-            self._dealer.setsockopt(zmq.CURVE_SERVERKEY, key.server.encode())
-        self._monitor = self._dealer.get_monitor_socket(_EVENTS)
-        self._dealer.connect(address)
+        try:
+            with ExitStack() as on_failure:
+                self._dealer = context.socket(zmq.DEALER)
+                on_failure.callback(self._dealer.close, 0)
+                self._set_options()
+                self._monitor = self._dealer.get_monitor_socket(_EVENTS)
+                on_failure.callback(self._monitor.close, 0)
+                on_failure.callback(self._dealer.disable_monitor)
+                self._dealer.connect(address)
+                on_failure.pop_all()
+        except zmq.ZMQError as error:  # such as too many open files
+            raise ConnectFailed(f"cannot connect to {address}: {error.strerror}") from error
         poller.register(self._dealer, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
 
@@ -152,6 +156,17 @@ class Session:
         self._monitor.close(0)
         self._dealer.close(0 if self.lost else LINGER)
 
+    def _set_options(self) -> None:
+        # Not zmq.IMMEDIATE: with it, libzmq drops unread messages when the connection ends.
+        self._dealer.setsockopt(zmq.SNDHWM, 0)  # what one asks for is in one's own memory anyway
+        self._dealer.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
+        self._dealer.setsockopt(zmq.IPV6, 1 if "[" in self._address else 0)
+        self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, LONGEST_KNOCK)
+        if self._key is not None:
+            self._dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._key.public.encode())
+            self._dealer.setsockopt(zmq.CURVE_SECRETKEY, self._key.secret.encode())
+            self._dealer.setsockopt(zmq.CURVE_SERVERKEY, self._key.server.encode())
+
     def _watch(self) -> bool:
         """Whether the daemon went away; sends Hello each time that one is reached."""
         gone = False
@@ -196,6 +211,9 @@ class Session:
         elif isinstance(message, Starting):
             self.starting = message.text
         elif isinstance(message, Error) and message.request_id is None:
-            self.lost = f"the daemon at {self._address} ended the connection: {message.message}"
+            self.lost, self.code = (
+                f"the daemon at {self._address} ended the connection: {message.message}",
+                message.code,
+            )
             return None
         return message

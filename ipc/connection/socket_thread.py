@@ -53,6 +53,8 @@ class Connection:
         self._closing = False
         self._ended = False
         self._session: Session | None = None
+        self._refusal = ConnectFailed.nobody(address)
+        """Why calls wait without a session."""
         self._calls = CallTable(address, resume_timeout, self._send)
         self._context = zmq.Context()
         self._poller = zmq.Poller()
@@ -188,18 +190,30 @@ class Connection:
             self._bell.clear()
         while self._inbox:
             self._inbox.popleft()()
-        if self._calls.waits and self._session is None:
-            self._session = Session(self._context, self._address, self._poller, self._key)
+        now = time.monotonic()
+        if self._session is None and self._calls.connect_at <= now:
+            self._connect(now)
         if self._session is not None:
             self._attend(self._session, time.monotonic())
+        else:
+            self._calls.give_up(now, lambda: self._refusal)
 
     def _patience(self) -> int | None:
         """Milliseconds until there is work that neither socket nor bell announces."""
-        if self._session is None:
-            return 0 if self._calls.waits else None
         now = time.monotonic()
-        due = min(self._session.next_ping, self._calls.due_at(now))
-        return max(0, math.ceil(1000 * min(due - now, LONGEST_WAIT)))
+        due = min(self._calls.due_at(now), self._calls.connect_at if self._session is None else self._session.next_ping)
+        return None if due == math.inf else max(0, math.ceil(1000 * min(due - now, LONGEST_WAIT)))
+
+    def _connect(self, now: float) -> None:
+        try:
+            self._session = Session(self._context, self._address, self._poller, self._key)
+        except ConnectFailed as error:
+            self._refuse(error, now)
+
+    def _refuse(self, error: ConnectFailed, now: float) -> None:
+        """There is no room for a connection at present."""
+        self._refusal = error
+        self._calls.postpone(error, now)
 
     def _attend(self, session: Session, now: float) -> None:
         for answer, num_bytes in session.receive(now):
@@ -213,9 +227,12 @@ class Connection:
             self._drop(session)
 
     def _drop(self, session: Session) -> None:
-        why = session.lost or ""
-        self._calls.lose(why, time.monotonic())
-        if session.welcome is None:
+        why, now = session.lost or "", time.monotonic()
+        if session.welcome is not None:
+            self._calls.lose(why, now)
+        elif session.code == "overloaded":
+            self._refuse(ConnectFailed(why), now)
+        else:
             self._calls.fail_waiting(ConnectFailed(why))
         session.close()
         self._session = None
@@ -231,4 +248,4 @@ class Connection:
         self._calls.end()
         if self._session is not None:
             self._session.close()
-        self._context.term()
+        self._context.destroy(linger=0)
