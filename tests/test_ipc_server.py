@@ -256,6 +256,19 @@ def test_without_hello_nothing_is_done(
     assert_served(client)
 
 
+def test_a_message_nested_too_deeply_to_be_followed_is_an_error_of_its_request(client: RawClient) -> None:
+    """And not of the connection, which would end all else that is open in it."""
+    client.greet()
+    nested = b"\x83\xa4type\xa8generate\xaarequest_id\xa1a\xa6params\x81\xa1x" + b"\x91" * 100_000 + b"\x01"
+
+    client.send(nested)
+
+    error = client.hear()
+    assert isinstance(error, Error)
+    assert (error.request_id, error.code) == ("a", "invalid_request")
+    assert "nested too deeply" in error.message
+
+
 @pytest.mark.parametrize("frames", [[b"\xc1"], [b""], [b"", encode(Ping())], [encode(Ping())] * 3, [b"GET / HTTP/1.1"]])
 def test_a_malformed_message_is_an_error_to_its_sender(client: RawClient, address: str, frames: list[bytes]) -> None:
     """Rubbish and extra frames are answered; the sender may go on, and so does everybody else."""

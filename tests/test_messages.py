@@ -164,6 +164,10 @@ def test_what_is_no_client_message_is_a_message_error(frame: bytes) -> None:
         decode_client_message(frame)
 
 
+DEEP = b"\x91" * 100_000 + b"\x01"
+"""Lists in lists, deeper than any version of Python follows."""
+
+
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_but_the_message_error(frame: bytes) -> None:
     """Whatever arrives, decoding gives a message or MessageError."""
@@ -194,6 +198,13 @@ def test_damaged_messages_raise_nothing_but_the_message_error(frame: bytes, data
         (msgspec.msgpack.encode({"request_id": "a" * 129}), None),
         (msgspec.msgpack.encode([1]), None),
         (b"\xff", None),
+        (b"\x82\xaarequest_id\xa1a\xa6params" + DEEP, "a"),
+        (b"\x82\xa6params" + DEEP + b"\xaarequest_id\xa4late", "late"),
+        (b"\x83\xa6params" + DEEP + b"\xa1b\xd9\x28" + b"x" * 40 + b"\xaarequest_id\xa0", None),
+        (b"\x82\xa6params" + DEEP[:-1], None),
+        (b"\x82\xa6params" + b"\xdd\x00\x02\x00\x00" + b"\x01" * 2**17 + DEEP + b"\xaarequest_id\xa1a", None),
+        (b"\x82\xa6params" + DEEP, None),
+        (b"\x91" + DEEP, None),
     ],
 )
 def test_an_error_can_name_the_request_of_a_bad_message(frame: bytes, request_id: str | None) -> None:

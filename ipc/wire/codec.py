@@ -9,7 +9,7 @@ from msgspec import Struct
 from driver.errors import shortened
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.wire.fields import RequestId
-from ipc.wire.form import NO_MESSAGE, check_message
+from ipc.wire.form import NO_MESSAGE, check_message, encoded_field
 from ipc.wire.messages import ClientMessage, Error, Hello, ServerMessage
 from ipc.wire.operations import ControlMessage
 
@@ -35,6 +35,7 @@ _client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decode
 _control_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
 _server_decoder: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decoder(ServerMessage)
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
+_request_id_decoder: msgspec.msgpack.Decoder[str] = msgspec.msgpack.Decoder(RequestId)
 
 
 def encode(message: ClientMessage | ControlMessage | ServerMessage) -> bytes:
@@ -79,7 +80,10 @@ def _decoded(frame: bytes, decoder: msgspec.msgpack.Decoder[Message]) -> Message
 def peek_request_id(frame: bytes) -> str | None:
     """The request id in a frame that may be no message; None if there is none."""
     try:
-        return _envelope_decoder.decode(frame).request_id
+        try:
+            return _envelope_decoder.decode(frame).request_id
+        except RecursionError:
+            return _request_id_decoder.decode(encoded_field(frame, "request_id"))
     except NO_MESSAGE:
         return None
 

@@ -33,13 +33,36 @@ def check_message(frame: bytes) -> None:
                 left -= _num_values(f"{name}.{inner}", bytes(value), MAX_DEPTH - 2, left)
 
 
+def encoded_field(frame: bytes, name: str) -> bytes:
+    """A field of a message, as bytes, however deeply others are nested; empty if it has none.
+
+    Only the first MAX_VALUES values are searched.
+    """
+    if not frame or not _is_map(frame[0]):
+        return b""
+    key, left = msgspec.msgpack.encode(name), MAX_VALUES
+    num_inside, position = _num_inside(frame, frame[0], 1)
+    with suppress(IndexError):  # it ends before its last value
+        for _ in range(num_inside // 2):
+            begin, left = _skipped(frame, position, left)
+            end, left = _skipped(frame, begin, left)
+            if frame[position:begin] == key:
+                return frame[begin:end]
+            position = end
+    return b""
+
+
+def _is_map(lead: int) -> bool:
+    return 0x80 <= lead < 0x90 or lead in (0xDE, 0xDF)
+
+
 def _named(where: str, data: bytes) -> dict[str, Raw]:
     """The values of a map, as bytes; empty if it is no map, which others report.
 
     A name may come once: of two alike, all but the last would be built without having been
     checked.
     """
-    if not data or not (0x80 <= data[0] < 0x90 or data[0] in (0xDE, 0xDF)):
+    if not data or not _is_map(data[0]):
         return {}
     count = _num_inside(data, data[0], 1)[0] // 2
     if count > MAX_NAMES:
@@ -119,14 +142,39 @@ def _num_values(name: str, data: bytes, depth: int, most: int) -> int:
         if size > 0:
             position += size
         elif size == 0:
-            width, kind = _LENGTHS[lead]
-            start = position + 1 + width
-            position = start + kind + int.from_bytes(data[position + 1 : start], "big")
+            position = _end_of_bytes(data, lead, position)
         else:
             if len(outer) == depth:
                 raise ValueError(_too_deep(name))
             outer.append(left)
             left, position = _num_inside(data, lead, position + 1)
+
+
+def _skipped(data: bytes, position: int, most: int) -> tuple[int, int]:
+    """Where the value at a position ends, and what is left of ``most`` values; raises IndexError
+    beyond them, and beyond the data."""
+    left = 1
+    while left:
+        if not most:
+            raise IndexError
+        left, most = left - 1, most - 1
+        lead = data[position]
+        size = _SIZES[lead]
+        if size > 0:
+            position += size
+        elif size == 0:
+            position = _end_of_bytes(data, lead, position)
+        else:
+            num_inside, position = _num_inside(data, lead, position + 1)
+            left += num_inside
+    return position, most
+
+
+def _end_of_bytes(data: bytes, lead: int, position: int) -> int:
+    """Where a binary, an extension or a string ends."""
+    width, kind = _LENGTHS[lead]
+    start = position + 1 + width
+    return start + kind + int.from_bytes(data[position + 1 : start], "big")
 
 
 def _num_inside(data: bytes, lead: int, position: int) -> tuple[int, int]:
