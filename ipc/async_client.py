@@ -126,6 +126,7 @@ class AsyncStream(BaseStream[Outcomes]):
         """
         if self._ended:
             raise StopAsyncIteration
+        self._connection.check_process()
         try:
             piece = self._taken(await self._outcomes.get())
         except asyncio.CancelledError:

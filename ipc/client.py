@@ -113,7 +113,10 @@ class Stream(BaseStream["SimpleQueue[Outcome]"]):
     def __next__(self) -> Piece:
         """The next piece. Raises RequestFailed if the daemon refuses, ConnectionLost if it is
         gone."""
-        piece = None if self._ended else self._taken(self._outcomes.get())
+        if self._ended:
+            raise StopIteration
+        self._connection.check_process()
+        piece = self._taken(self._outcomes.get())
         if piece is None:
             raise StopIteration
         return piece

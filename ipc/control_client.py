@@ -6,6 +6,7 @@ with ControlClient() as control:
 
 import itertools
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ import zmq
 
 from driver.request import RequestOrder, UpdateMode
 from engine.live.weight_source import SharedArray
-from ipc.connection.session import Session
+from ipc.connection.session import Session, check_process
 from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed
 from ipc.wire.addresses import client_address, control_address
 from ipc.wire.codec import encode
@@ -68,6 +69,7 @@ class ControlClient:
         checked = control_address(client_address(address, has_key=key is not None))
         self._address = checked
         own = None if key is None else client_key(Path(key))
+        self._process = os.getpid()
         self._serials = itertools.count(1)
         self._context = zmq.Context()
         self._poller = zmq.Poller()
@@ -169,7 +171,7 @@ class ControlClient:
                 return self._update(update(self._new_request_id(), arrays=shared))
         waiting: deque[str] = deque()
         for chunk in in_messages(arrays, iter(self._new_request_id, "")):
-            self._session.send(encode(chunk))
+            self._send(chunk)
             waiting.append(chunk.request_id)
             if len(waiting) == CHUNKS_UNDER_WAY:
                 self._reply(waiting.popleft())
@@ -248,8 +250,12 @@ class ControlClient:
 
     def _ask(self, command: AskedMessage) -> Ok | StatusReply | MetricsReply | RequestsReply | AdaptersReply:
         """The daemon's answer, which may take its time."""
-        self._session.send(encode(command))
+        self._send(command)
         return self._reply(command.request_id)
+
+    def _send(self, command: AskedMessage) -> None:
+        check_process(self._process)
+        self._session.send(encode(command))
 
     def _reply(self, request_id: str) -> Ok | StatusReply | MetricsReply | RequestsReply | AdaptersReply:
         """The answer to a command that is sent; those to earlier ones that failed are passed."""

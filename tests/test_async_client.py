@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import inspect
+import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -235,3 +236,18 @@ def test_a_daemon_that_goes_away_fails_what_is_open(address: str) -> None:
         await client.close()
 
     asyncio.run(use())
+
+
+@pytest.mark.usefixtures("driver")
+def test_another_process_is_told_to_make_its_own_client(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a forked child is; no await waits for what only the parent gets."""
+
+    async def use(client: AsyncClient) -> None:
+        stream = client.generate("hold")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: -1)
+            for awaited in (anext(stream), client.connect(), client.complete("x")):
+                with pytest.raises(ConnectionLost, match="forked"):
+                    await awaited
+
+    run(address, use)

@@ -647,28 +647,31 @@ print(client.complete("bye").text)
 
 @pytest.mark.usefixtures("driver")
 def test_a_forked_child_is_told_to_make_its_own_client(address: str) -> None:
-    """The thread did not come along; the parent's client is unharmed."""
+    """The thread did not come along, whatever of the parent's is used; the parent's client is unharmed."""
     code = """
 import os, sys
 from ipc.client import Client
+from ipc.control_client import ControlClient
 from ipc.errors import ConnectionLost
-client = Client(sys.argv[1])
+client, control = Client(sys.argv[1]), ControlClient(sys.argv[1])
+stream = client.generate([1])
 if os.fork() == 0:
-    try:
-        client.complete("x")
-    except ConnectionLost as error:
-        client.close()
-        with Client(sys.argv[1]) as own:
-            print(error, own.complete("child").text, sep="|", flush=True)
+    for use in (lambda: client.complete("x"), lambda: next(stream), client.connect, control.status):
+        try:
+            use()
+        except ConnectionLost as error:
+            print(error)
+    client.close()
+    with Client(sys.argv[1]) as own:
+        print(client.is_connected, own.complete("child").text, flush=True)
     os._exit(0)
 os.wait()
-print(client.complete("parent").text)
+print(control.status()["open_requests"], client.complete("parent").text)
 """
-    said, parent = run_python(code, address).splitlines()
+    *errors, child, parent = run_python(code, address).splitlines()
 
-    assert "forked" in said
-    assert said.endswith("|child")
-    assert parent == "parent"
+    assert ["forked" in error for error in errors] == [True] * 4
+    assert (child, parent) == ("False child", "1 parent")
 
 
 def test_a_long_text_s_token_ids_come_whole(address: str) -> None:

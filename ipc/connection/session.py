@@ -1,13 +1,14 @@
 """One connection of a client to a daemon, from hello until it is lost."""
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ipc.errors import ConnectFailed, DaemonStarting
+from ipc.errors import ConnectFailed, ConnectionLost, DaemonStarting
 from ipc.wire.codec import MessageError, decode_server_message, encode
 from ipc.wire.greeting import mechanism
 from ipc.wire.keys import ClientKey
@@ -55,6 +56,13 @@ _PONG = encode(Pong())
 
 Answer = Token | Done | Error | TokenizerInfoReply | AdaptersReply | StatusReply | MetricsReply | RequestsReply | Ok
 """An answer to a request."""
+
+
+def check_process(maker: int) -> None:
+    """Raises ConnectionLost in any process but this one, which made a client: a forked child has
+    none of its threads, and libzmq's sockets are the parent's."""
+    if os.getpid() != maker:
+        raise ConnectionLost("this client was made before the process forked: make another one in the child")
 
 
 class Session:

@@ -17,7 +17,7 @@ from ipc.connection.call import Call, Put, SingleQuestion, request_frame
 from ipc.connection.call_table import CallTable
 from ipc.connection.read_ahead import CREDIT_STEP, Unread
 from ipc.connection.retry import Resumption, with_seed
-from ipc.connection.session import Session
+from ipc.connection.session import Session, check_process
 from ipc.errors import ConnectFailed, ConnectionLost
 from ipc.wire.bell import Bell
 from ipc.wire.completion import Message
@@ -74,7 +74,7 @@ class Connection:
         """Whether a daemon is connected, as far as the thread knows; ``welcome`` is then its
         own."""
         session = self._session
-        if session is None or session.lost is not None or self._ended:
+        if session is None or session.lost is not None or self._ended or os.getpid() != self._process:
             return False
         return session.welcome is self._welcome is not None
 
@@ -82,6 +82,10 @@ class Connection:
     def has_ended(self) -> bool:
         """Whether its thread has, so that nothing can be asked any more."""
         return self._ended
+
+    def check_process(self) -> None:
+        """Raises ConnectionLost in a forked child: nothing is sent and nothing comes there."""
+        check_process(self._process)
 
     def connect(self, put: Put) -> Call:
         """Ask for no more than to be connected; Welcome is put."""
@@ -137,8 +141,7 @@ class Connection:
         unread: Unread | None = None,
         resumption: Resumption | None = None,
     ) -> Call:
-        if os.getpid() != self._process:
-            raise ConnectionLost("this client was made before the process forked: make another one in the child")
+        self.check_process()
         patience = self._timeout
         # Like earlier calls, a call that can resume waits for the daemon to return.
         if resumption is not None and self._welcome is not None:
