@@ -227,7 +227,7 @@ class Pipes:
         self.tried: list[int] = []
         for connection in self.connections:
             for frame in (b"1", b"2", b"3"):
-                self.full.hold(connection, frame)
+                self.full.hold(connection, frame, 0.0)
 
     def retry(self, now: float) -> list[int]:
         """The connections that are tried now, by serial."""
@@ -251,7 +251,7 @@ def test_full_connections_are_tried_once_an_interval() -> None:
     assert pipes.retry(now=1.0) == [0, 1]
     assert pipes.full.due_at == 1.0 + RETRY_INTERVAL
     assert pipes.retry(now=1.0 + RETRY_INTERVAL / 2) == []
-    pipes.full.hold(pipes.connections[0], b"4")
+    pipes.full.hold(pipes.connections[0], b"4", 0.0)
     assert pipes.retry(now=1.0 + RETRY_INTERVAL / 2) == []
     assert pipes.retry(now=pipes.full.due_at) == [0, 1]
     for connection in pipes.connections:

@@ -34,6 +34,9 @@ class PeerConnection:
         """Bytes sent into it since it was last known to be empty."""
         self.held: deque[bytes] = deque()
         """Messages that have not."""
+        self.num_bytes_held = 0
+        self.waits_since = 0.0
+        """When something of what is held was sent last, or the first of it was held."""
 
 
 class Accepted:
@@ -48,9 +51,6 @@ class Accepted:
         self.last_received_at = now
         self.is_sending = False
         """Whether there were bytes to read at a look at the memory, and no message has come since."""
-        self.num_unsent = 0
-        """Bytes that its peer had not read at the last check, and the same since ``read_at``."""
-        self.read_at = now
         self.ends_at: float | None = None
         """When to close it."""
         self.connection: PeerConnection | None = None

@@ -46,9 +46,9 @@ def num_unread(descriptor: int) -> int:
 
 def num_unsent(descriptor: int) -> int:
     """The bytes that are written and have not left this machine, or have not been read by its peer
-    on this one; a peer that reads makes them fewer. 0 if it has gone.
+    on this one. 0 if it has gone.
 
-    They stay above 0 as long as libzmq has more to write.
+    They stay above 0 as long as libzmq has more to write, once it has begun to.
     """
     return _asked(descriptor, termios.TIOCOUTQ)
 

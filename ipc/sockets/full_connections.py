@@ -26,9 +26,12 @@ class FullConnections:
         """When to call ``retry``; infinity where no connection is full."""
         return self._retried_at + RETRY_INTERVAL if self._in_turn else math.inf
 
-    def hold(self, connection: PeerConnection, frame: bytes) -> None:
+    def hold(self, connection: PeerConnection, frame: bytes, now: float) -> None:
         """Keep a message for when there is room."""
+        if not connection.held:
+            connection.waits_since = now
         connection.held.append(frame)
+        connection.num_bytes_held += len(frame)
         self._in_turn[connection] = None
 
     def discard(self, connection: PeerConnection) -> None:
@@ -43,6 +46,7 @@ class FullConnections:
         for connection in list(itertools.islice(self._in_turn, MAX_RETRIED)):
             del self._in_turn[connection]
             while connection.held and deliver(connection, connection.held[0]):
-                connection.held.popleft()
+                connection.num_bytes_held -= len(connection.held.popleft())
+                connection.waits_since = now
             if connection.held:
                 self._in_turn[connection] = None

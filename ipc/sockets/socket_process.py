@@ -153,7 +153,7 @@ class SocketProcess:
         now = time.monotonic()
         match kind:
             case Kind.MESSAGE:
-                self._send(serial, body)
+                self._send(serial, body, now)
             case Kind.CLOSE:
                 if (found := self._connections.get(serial)) is not None:
                     found[1].ends_at = now + FAREWELL
@@ -169,13 +169,13 @@ class SocketProcess:
 
     # To a client.
 
-    def _send(self, serial: int, frame: bytes) -> None:
+    def _send(self, serial: int, frame: bytes, now: float) -> None:
         found = self._connections.get(serial)
         if found is None:
             return  # the daemon has a report of its end, or will have
         connection, _ = found
         if connection.held or not self._deliver(connection, frame):
-            self._full.hold(connection, frame)
+            self._full.hold(connection, frame, now)
 
     def _deliver(self, connection: PeerConnection, frame: bytes) -> bool:
         """Whether there was room for it. A lost connection has room: its end is reported soon."""
@@ -211,6 +211,7 @@ class SocketProcess:
         try:
             routing_id = self._router.recv(zmq.NOBLOCK)
         except zmq.Again:
+            self._sweep.was_drained = True
             return False
         frame = self._router.recv(copy=False)
         self._is_dropping = frame.more

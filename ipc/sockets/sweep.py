@@ -19,12 +19,16 @@ LOOK_INTERVAL = 0.25
 """Seconds between looks at the memory: in one, libzmq takes some 100 MiB of short frames."""
 SWEEP_INTERVAL = 2.0
 """Seconds between checks for connections that are silent or do not read."""
-READ_LIMIT = 30.0
-"""Seconds within which a peer must read something of what was sent to it."""
-MAX_MEMORY = 256 * 2**20
-"""Resident bytes from which on it is too much; without clients it is a tenth of that."""
-PRESSED_SILENCE_LIMIT = 10.0
-"""Seconds that a connection may be silent where memory is too much: two pings."""
+FULL_LIMIT = 120.0
+"""Seconds within which a full connection has to take another message: its peer has 8 MiB to read until then, and
+whoever reads so slowly gives credit. The level in the kernel's buffer says nothing: libzmq fills it again to the byte."""
+MAX_MEMORY, MAX_KNOWN = 256 * 2**20, 2**30
+"""Resident bytes from which on it is too much, beside what connections are known to take, of which no more than so many
+count; without clients it is a tenth of the former."""
+CONNECTION_BYTES = 48 * 2**10
+"""That a connection takes by itself."""
+PRESSED_LIMIT = 10.0
+"""Seconds that a connection may be silent, or full, where memory is too much: two pings."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -53,6 +57,8 @@ class Sweep:
         self._looked_at = self._swept_at = now
         self.was_paused = False
         """Whether reading was paused at some time since the last of those checks."""
+        self.was_drained = True
+        """Whether all messages that there were had been received, at some time since the last look."""
 
     @property
     def due_at(self) -> float:
@@ -62,34 +68,46 @@ class Sweep:
     def overdue(self, now: float, connections: list[Accepted], *, is_dropping: bool) -> Iterator[Accepted]:
         """The connections to end now; call it when it is due.
 
-        A message that ``is_dropping`` is in memory until all of it is dropped.
+        A message that ``is_dropping`` is in memory until all of it is dropped, and so are messages
+        that have yet to be received.
         """
         self._looked_at = now
-        is_pressed = self._takes_more_than(2 * MAX_MEMORY if is_dropping else MAX_MEMORY)
+        waits_for_us, self.was_drained = is_dropping or not self.was_drained, False
+        known = min(MAX_KNOWN, sum(map(_known_bytes, connections)))
+        is_pressed = self._takes_more_than((2 if waits_for_us else 1) * MAX_MEMORY + known)
         if is_pressed:
             yield from filter(_brings_no_message, connections)
         if now >= self._swept_at + SWEEP_INTERVAL:
-            yield from self._without_life(
-                now, connections, PRESSED_SILENCE_LIMIT if is_pressed else self._silence_limit
-            )
+            yield from self._without_life(now, connections, is_pressed=is_pressed)
 
-    def _without_life(self, now: float, connections: list[Accepted], silence_limit: float) -> Iterator[Accepted]:
+    def _without_life(self, now: float, connections: list[Accepted], *, is_pressed: bool) -> Iterator[Accepted]:
         """If this call comes far too late, what they did not do does not count, and if reading was
         paused, their silence does not."""
         is_late = now > self._swept_at + 3 * SWEEP_INTERVAL
         excused = self.was_paused or is_late
         self._swept_at, self.was_paused = now, False
         for accepted in connections:
-            unsent = num_unsent(accepted.descriptor)
-            if is_late or not unsent or unsent != accepted.num_unsent:
-                accepted.num_unsent, accepted.read_at = unsent, now
+            connection, ends_at = accepted.connection, accepted.ends_at or math.inf
             if excused:
                 accepted.last_received_at = now
-            limit = HELLO_LIMIT if accepted.connection is None else silence_limit
-            if now > min(
-                accepted.last_received_at + limit, accepted.read_at + READ_LIMIT, accepted.ends_at or math.inf
-            ):
+            if connection is None:
+                limit = HELLO_LIMIT
+            else:
+                limit = PRESSED_LIMIT if is_pressed else self._silence_limit
+                if is_late:
+                    connection.waits_since = now
+                if connection.held:
+                    ends_at = min(ends_at, connection.waits_since + (PRESSED_LIMIT if is_pressed else FULL_LIMIT))
+                elif not num_unsent(accepted.descriptor):
+                    connection.num_bytes_sent = 0
+            if now > min(accepted.last_received_at + limit, ends_at):
                 yield accepted
+
+
+def _known_bytes(accepted: Accepted) -> int:
+    """What a connection takes, and what is in it and held for it."""
+    connection = accepted.connection
+    return CONNECTION_BYTES + (0 if connection is None else connection.num_bytes_sent + connection.num_bytes_held)
 
 
 def _brings_no_message(accepted: Accepted) -> bool:
