@@ -1,12 +1,13 @@
 """Whether the driver takes new requests: an operator may drain it, put it to sleep and wake it."""
 
 import itertools
+import threading
 from collections.abc import Callable
 
 from driver.errors import Asleep, Draining
 from driver.open_requests import OpenRequests
 from driver.request import Notifying, QueueChannel, ReturnChannel
-from driver.thread_messages import ResumeEngine, SleepEngine, WakeEngine
+from driver.thread_messages import PauseEngine, ResumeEngine, SleepEngine, WakeEngine
 from engine.metrics.engine_stats import EngineStats
 
 
@@ -17,12 +18,13 @@ class Availability:
     def __init__(
         self,
         open_requests: OpenRequests,
-        post: Callable[[SleepEngine | WakeEngine | ResumeEngine], None],
+        post: Callable[[SleepEngine | WakeEngine | PauseEngine | ResumeEngine], None],
         stats: Callable[[], EngineStats],
     ) -> None:
         self._open_requests = open_requests
         self._post = post
         self._stats = stats
+        self._deciding = threading.Lock()  # whether it pauses or drains
         self._draining: Draining | None = None
         self._sleeps: dict[int, SleepEngine] = {}
         """By number, those that have not been woken. Each change of it is one atomic operation."""
@@ -53,9 +55,18 @@ class Availability:
 
         A paused engine runs on: requests that it keeps would not end before.
         """
-        self._draining = Draining("the daemon finishes what it has and ends: try again when it has been started anew")
-        self._post(ResumeEngine("drain", QueueChannel()))
+        with self._deciding:
+            self._draining = Draining(
+                "the daemon finishes what it has and ends: try again when it has been started anew"
+            )
+            self._post(ResumeEngine("drain", QueueChannel()))
         self._open_requests.when_none(when_done)
+
+    def pause(self, message: PauseEngine) -> None:
+        """Has the engine pause. Raises Draining."""
+        with self._deciding:
+            self.check_not_draining()
+            self._post(message)
 
     def sleep(self, request_id: str, channel: ReturnChannel, level: int = 1) -> None:
         """Refuses new requests; the engine sleeps once no request is open. Raises Draining."""

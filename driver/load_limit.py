@@ -92,9 +92,11 @@ class LoadLimit:
     def _measure(self) -> None:
         """To be called before it changes who waits."""
         now, computed = self._clock(), self._stats().tokens
-        if self._waiting:
-            self._seconds += now - self._seen_at
-            self._computed += computed - self._seen
+        seconds, tokens = now - self._seen_at, computed - self._seen
+        is_paused = not tokens and seconds >= RATE_WINDOW  # by an operator: that is no slow engine
+        if self._waiting and not is_paused:
+            self._seconds += seconds
+            self._computed += tokens
         self._seen_at, self._seen = now, computed
         if self._seconds - self._now[0] >= RATE_WINDOW:
             self._before, self._now = self._now, (self._seconds, self._computed)

@@ -240,6 +240,18 @@ def test_the_rate_is_the_recent_one() -> None:
     assert load.hint(10_000) == 5.0
 
 
+def test_a_pause_is_no_slow_engine() -> None:
+    """An operator's, in which requests wait and nothing is computed; a second without a token is."""
+    load = Load()
+    load.wait(10, rate=1000)
+    load.wait(600, rate=0)
+    load.wait(1, rate=1000)
+    assert load.hint(10_000) == 5.0
+
+    load.wait(4, rate=0)
+    assert load.hint(10_000) == 25.0
+
+
 def test_before_there_is_a_rate_the_hint_is_short() -> None:
     """The first burst of all is soon told more."""
     load = Load()

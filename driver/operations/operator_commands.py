@@ -54,8 +54,7 @@ class OperatorCommands:
         """Runs no step until ``resume``, and answers the channel once that is so. Requests that
         come meanwhile wait. Raises Draining and DriverStopped."""
         with self._owed_answers.owing(request_id, channel) as answer:
-            self._availability.check_not_draining()
-            self._post(PauseEngine(request_id, mode, clear_cache, answer))
+            self._availability.pause(PauseEngine(request_id, mode, clear_cache, answer))
 
     def resume(self, request_id: str, channel: ReturnChannel) -> None:
         """Runs steps again, and answers the channel. Raises DriverStopped."""
