@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fake_driver import PATIENCE, FakeDriver, serving
 
-from driver.errors import Overloaded
+from driver.errors import NotFound, Overloaded
 from ipc.benchmark.workload import Load, LoadError, send
 from ipc.client import Client
 
@@ -216,6 +216,26 @@ def test_odriver_bench_says_before_the_load_that_its_figures_cannot_be_saved(add
 
     why = f"the figures cannot be saved in {tmp_path}/nowhere/x.json: No such file or directory"
     assert (done.returncode, done.stderr) == (1, f"odriver: {why}\n")
+
+
+def test_odriver_bench_leaves_no_file_without_figures(address, driver, tmp_path):
+    """One that was there keeps what it had."""
+    driver.refusal = NotFound("no such model")
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    old.write_text("{}")
+
+    for path in (new, old):
+        assert bench(address, "--num-prompts", "1", "--result-filename", str(path)).returncode == 1
+
+    assert not new.exists() and old.read_text() == "{}"
+
+
+@pytest.mark.usefixtures("driver")
+def test_odriver_bench_writes_into_a_pipe(address):
+    """Which has no beginning to go back to."""
+    done = bench(address, "--num-prompts", "1", "--random-output-len", "1", "--result-filename", "/dev/stdout")
+
+    assert done.returncode == 0 and '"completed": 1' in done.stdout
 
 
 def test_the_load_generator_loads_no_jax():

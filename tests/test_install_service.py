@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from ipc.commands import cli, install_service, service_files
 from ipc.commands.install_service import InstallFailed, install, uninstall
+from ipc.errors import AddressError
 from ipc.gateway.access.connection_limit import RESERVED_FILES
 from ipc.process.http_socket import MAX_CONNECTIONS
 from ipc.service import settings
@@ -364,6 +365,27 @@ def test_a_file_that_the_service_may_not_read_is_an_obstacle(tmp_path: Path, mon
     me = pwd.getpwuid(os.getuid())
     monkeypatch.setattr(service_files.pwd, "getpwnam", lambda name: me)
     assert service_files.unreadable(secret, is_secret=True) is None
+
+
+def test_nobody_looks_at_what_is_the_services_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state is its user's alone, once it has run."""
+    keys = service_files.STATE / "keys"
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+
+    assert service_files.files_of(EngineConfig(), DaemonConfig(keys=keys), HttpConfig()).secrets == []
+    assert service_files.unreadable(keys, is_secret=True) is None
+
+
+@pytest.mark.parametrize("bind", ["ipc://@odriver", "ipc://*", "ipc://", "ipc:///run/odriver/"])
+def test_an_address_without_a_file_is_not_made_one(tmp_path: Path, bind: str) -> None:
+    """It is refused as the daemon would refuse it."""
+    with pytest.raises(AddressError, match="names no socket file"):
+        install({"bind": bind}, show=False, unit=tmp_path / "u", config=tmp_path / "c", users=tmp_path / "o.conf")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_service_reads_is_all_that_its_settings_name(tmp_path: Path) -> None:

@@ -174,3 +174,19 @@ def test_a_key_that_cannot_be_authorised_leaves_no_file(tmp_path: Path, monkeypa
             keys.new(tmp_path / "keys", "alice", tmp_path / "alice.key")
 
     keys.new(tmp_path / "keys", "alice", tmp_path / "alice.key")
+
+
+def test_a_file_is_created_where_there_are_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some network's and a stick's; another of its name is left as it is there, too."""
+
+    def link(*given: object, **options: object) -> None:
+        del given, options
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    owned_files.create(tmp_path / "a", "key")
+
+    assert (tmp_path / "a").read_text() == "key" and (tmp_path / "a").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        owned_files.create(tmp_path / "a", "other")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_text() == "key"

@@ -1,10 +1,11 @@
 """``odriver bench``: a load against a running daemon, shown as a table and saved as JSON."""
 
 import json
+import os
 import re
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -39,17 +40,28 @@ def run(client: Client, load: Load, path: Path | None, *, save: bool) -> int:
         result, timelines = measure(client, load, stderr_console())
         show(result, timelines, Console())
         if file is not None:
-            file.truncate(0)
+            if file.seekable():
+                file.truncate(0)
             file.write(json.dumps(result | described, indent=2) + "\n")
     return 1 if result["failed"] else 0
 
 
-def _opened(path: Path) -> TextIO:
-    """The file, which keeps what it has until there is something to put in its place."""
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """The file, which keeps what it has until there is something to put in its place; a new one is
+    gone again where nothing is."""
+    is_new = not os.path.lexists(path)
     try:
-        return path.open("a", encoding="utf-8")
+        file = path.open("a", encoding="utf-8")
     except OSError as error:
         raise LoadError(f"the figures cannot be saved in {path}: {error.strerror}") from error
+    with file:
+        try:
+            yield file
+        except BaseException:
+            if is_new:
+                path.unlink(missing_ok=True)
+            raise
 
 
 def measure(client: Client, load: Load, console: Console) -> tuple[dict[str, Any], list[Timeline]]:

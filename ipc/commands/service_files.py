@@ -16,6 +16,7 @@ from ipc.service.configuration import DaemonConfig
 from ipc.service.http_config import HttpConfig
 from ipc.service.settings import SETTINGS
 from ipc.service.systemd_units import STATE, USER_NAME
+from ipc.wire.addresses import checked_address
 
 BUCKET = "gs://"
 MODELS = ("model", "tokenizer", "generation_config")
@@ -39,7 +40,8 @@ class ServiceFiles(NamedTuple):
 def with_absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by name, those that name files of this machine from its root on.
 
-    Links are kept, so that a certificate may be renewed behind its name. Raises ConfigurationError.
+    Links are kept, so that a certificate may be renewed behind its name. Raises ConfigurationError and
+    AddressError.
     """
     made = dict(given)
     for name, value in given.items():
@@ -52,7 +54,7 @@ def with_absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:
         elif name == "speculative_config":
             made[name] = _absolute_model(value)
         elif name == "bind" and value.startswith("ipc://"):
-            made[name] = f"ipc://{os.path.abspath(value.removeprefix('ipc://'))}"
+            made[name] = checked_address(value, has_key=True)
     return made
 
 
@@ -71,7 +73,8 @@ def files_of(engine: EngineConfig, daemon: DaemonConfig, http: HttpConfig) -> Se
         found.append(Path(engine.generation_config))
     found += [path for path in (engine.chat_template, http.ssl_certfile) if path is not None]
     secrets = [path for path in (http.ssl_keyfile, http.api_keys) if path is not None]
-    if daemon.keys is not None and daemon.keys.exists():  # else the service makes it
+    # What is not there, or is the service's own, it makes itself.
+    if daemon.keys is not None and not daemon.keys.is_relative_to(STATE) and daemon.keys.exists():
         secrets.append(daemon.keys)
     return ServiceFiles([Path("/", path) for path in found], [Path("/", path) for path in secrets], is_remote)
 
@@ -80,10 +83,10 @@ def unreadable(path: Path, *, is_secret: bool = False) -> str | None:
     """Why the service's user cannot read a file, or a directory and the files in it; None if it
     can."""
     try:
-        if not path.exists():
-            return f"there is no {path}"
         if path.is_relative_to(STATE):
             return None
+        if not path.exists():
+            return f"there is no {path}"
         if (obstacle := not_entered(path)) is not None:
             return obstacle
         wanted = READ | ENTER if path.is_dir() else READ

@@ -51,7 +51,7 @@ def view(before: Status, now: Status, seconds: float) -> RenderableType:
     )
     table.add_row(
         "requests",
-        f"{now['running']} of {now['max_num_seqs']} slots, {now['waiting'] + now['deferred']} waiting,"
+        f"{now['running']} of {now['max_num_seqs']} slots, {now['waiting'] + now.get('deferred', 0)} waiting,"
         f" {now['queued_requests']} to be prepared",
     )
     table.add_row("pages", _pages(now))

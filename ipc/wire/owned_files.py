@@ -39,7 +39,14 @@ def create(path: Path, text: str) -> None:
     """Create a file (0600) that belongs to its directory's owner, whole or not at all. Raises
     OSError, also if it exists."""
     with opened_directory(path.parent) as directory, _written(directory, path.name, text, 0o600, is_owners=True) as new:
-        os.link(new, path.name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+        try:
+            os.link(new, path.name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP):
+                raise
+            # A file system without hard links: the name is taken first.
+            os.close(os.open(path.name, _NEW, 0o600, dir_fd=directory))
+            os.replace(new, path.name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
 def replace(path: Path, text: str) -> None:
