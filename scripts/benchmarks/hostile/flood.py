@@ -4,12 +4,18 @@ import socket
 import time
 from contextlib import ExitStack, suppress
 
+import msgspec
+
 from ipc.wire.messages import PROTOCOL_VERSION
-from scripts.benchmarks.hostile.peer import Peer, generate, peers
+from scripts.benchmarks.hostile.peer import PATIENCE, Peer, generate, peers
 from scripts.benchmarks.hostile.registry import DAEMON, KEYED, Door, attack
 
 MANY = 1040
 """Just above what may wait."""
+FRAMES = 100_000
+PART = bytes(4 * 2**20)
+LONG_AND_MORE = 3
+"""Flags of a frame in ZMTP 3: its length has eight bytes, and another frame follows."""
 
 
 @attack("H5: one client's requests fill the queue", DAEMON, KEYED)
@@ -101,3 +107,38 @@ def churn(door: Door) -> None:
             for peer in many:
                 peer.say({"type": "hello", "version": PROTOCOL_VERSION})
                 peer.say(generate("g", stream=True, max_tokens=500))
+
+
+@attack("messages of many frames", DAEMON, KEYED, clients=4)
+def many_frames(door: Door) -> None:
+    """libzmq bounds a frame. Each is dropped, and ends its connection; libzmq connects again."""
+    until = time.monotonic() + door.seconds
+    with peers(door, 4) as many:
+        while time.monotonic() < until:
+            for peer in many:
+                peer.say_frames([b""] * FRAMES)
+            time.sleep(0.2)
+
+
+@attack("a message without an end", DAEMON)
+def endless(door: Door) -> None:
+    """Each frame says that another follows; as much of it as is taken."""
+    until = time.monotonic() + door.seconds
+    while time.monotonic() < until:
+        with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):  # it is cut off
+            connection.settimeout(PATIENCE)
+            connection.connect(door.address.removeprefix("ipc://"))
+            _greet(connection)
+            while time.monotonic() < until:
+                connection.sendall(bytes([LONG_AND_MORE]) + len(PART).to_bytes(8, "big"))
+                connection.sendall(PART)
+
+
+def _greet(connection: socket.socket) -> None:
+    """Be a DEALER without keys (ZMTP 3.1), and say hello."""
+    connection.sendall(b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32))
+    kind, name = b"\x0bSocket-Type" + len("DEALER").to_bytes(4, "big") + b"DEALER", b"\x08Identity" + bytes(4)
+    ready = b"\x05READY" + kind + name
+    connection.sendall(b"\x04" + bytes([len(ready)]) + ready)
+    hello = msgspec.msgpack.encode({"type": "hello", "version": PROTOCOL_VERSION})
+    connection.sendall(b"\x00" + bytes([len(hello)]) + hello)

@@ -65,6 +65,11 @@ class Peer:
         with suppress(zmq.Again):
             self._socket.send(frame, zmq.NOBLOCK)
 
+    def say_frames(self, frames: list[bytes]) -> None:
+        """Send one message of so many frames; where nobody takes it, it is dropped."""
+        with suppress(zmq.Again):
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+
     def hear(self, seconds: float) -> dict[str, Any] | None:
         """What comes next within so many seconds; a ping is answered."""
         until = time.monotonic() + seconds
