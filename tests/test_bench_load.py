@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fake_driver import PATIENCE, FakeDriver, serving
 
-from driver.errors import NotFound, Overloaded
+from driver.errors import Overloaded
 from ipc.benchmark.workload import Load, LoadError, send
 from ipc.client import Client
 
@@ -220,7 +220,7 @@ def test_odriver_bench_says_before_the_load_that_its_figures_cannot_be_saved(add
 
 def test_odriver_bench_leaves_no_file_without_figures(address, driver, tmp_path):
     """One that was there keeps what it had."""
-    driver.refusal = NotFound("no such model")
+    driver.refused = Load(num_prompts=1).prompts(257)[0][0]
     new, old = tmp_path / "new.json", tmp_path / "old.json"
     old.write_text("{}")
 
