@@ -37,12 +37,13 @@ def run(client: Client, load: Load, path: Path | None, *, save: bool) -> int:
     described = describe(client, load)
     path = path or Path(default_name(described))
     with _opened(path) if save else nullcontext() as file:
-        result, timelines = measure(client, load, stderr_console())
+        figures, timelines = measure(client, load, stderr_console())
+        result = described | figures
         show(result, timelines, Console())
         if file is not None:
             if file.seekable():
                 file.truncate(0)
-            file.write(json.dumps(result | described, indent=2) + "\n")
+            file.write(json.dumps(result, indent=2) + "\n")
     return 1 if result["failed"] else 0
 
 
@@ -87,7 +88,7 @@ def measure(client: Client, load: Load, console: Console) -> tuple[dict[str, Any
             on_end=count,
         )
         duration = time.monotonic() - began
-    return describe(client, load) | load_figures(timelines, duration), timelines
+    return load_figures(timelines, duration), timelines
 
 
 def describe(client: Client, load: Load) -> dict[str, Any]:
