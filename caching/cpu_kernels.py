@@ -24,6 +24,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from caching.cores import usable_cores
 from caching.instruction_set import compiler_flags, level
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,10 @@ def loading(source: Path) -> "Future[ctypes.CDLL]":
 
 
 def _load(source: Path) -> ctypes.CDLL:
-    return ctypes.CDLL(str(find(source) or compile_library(source, level(), _compiled_here())))
+    library = ctypes.CDLL(str(find(source) or compile_library(source, level(), _compiled_here())))
+    if (use_cores := getattr(library, "odriver_use_cores", None)) is not None:  # it shares loops among threads
+        use_cores(usable_cores())
+    return library
 
 
 def register(library: ctypes.CDLL, name: str) -> None:
