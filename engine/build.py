@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import jax
 
+from caching.cores import usable_cores
 from caching.cpu_kernels import cache_home
 from caching.page_manager import HBMPageManager
 from engine.config import EngineConfig
@@ -278,4 +279,4 @@ def _leave_a_core_to_the_kernels() -> None:
     With one thread per core a step of one row takes up to 1.8 times as long. XLA has no other
     setting for this. It reads NPROC when JAX first initializes its devices.
     """
-    os.environ.setdefault("NPROC", str(max(1, len(os.sched_getaffinity(0)) - 1)))
+    os.environ.setdefault("NPROC", str(max(1, usable_cores() - 1)))

@@ -5,14 +5,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from caching import control_groups
 from engine.hardware import host_memory
 
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The control groups of a machine without limits, on which this process is in one of two, one in the other."""
-    monkeypatch.setattr(host_memory, "CGROUPS", tmp_path)
-    monkeypatch.setattr(host_memory, "OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(control_groups, "ROOT", tmp_path)
+    monkeypatch.setattr(control_groups, "OWN", tmp_path / "own")
     (tmp_path / "own").write_text("1:memory:/elsewhere\n0::/system.slice/odriver.service\n")
     for group in ("system.slice", "system.slice/odriver.service"):
         limited(tmp_path / group, "max", 7)
@@ -46,9 +47,9 @@ def test_the_least_that_is_left_counts(groups: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("own", ["1:memory:/x\n", "0::/\n", "0::/../../x\n", None])
 def test_where_there_are_no_such_limits_the_machine_has_what_it_has(groups: Path, own: str | None) -> None:
     """An older version of Linux or of its groups, none of them, or another namespace."""
-    host_memory.OWN_CGROUP.unlink()
+    control_groups.OWN.unlink()
     if own is not None:
-        host_memory.OWN_CGROUP.write_text(own)
+        control_groups.OWN.write_text(own)
     limited(groups / "system.slice", 1000, 999)
 
     assert host_memory.available_bytes() > 10**6

@@ -1,12 +1,10 @@
 """The memory that the host has free for this process."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 
-CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-"""Linux's second version of control groups, in which containers and units of systemd have their limits."""
+from caching.control_groups import own_groups
 
 
 def available_bytes() -> int:
@@ -17,18 +15,7 @@ def available_bytes() -> int:
 
 def _left_in_cgroups() -> Iterator[int]:
     """What is left in the process's own group and in those that it is in, of those with a limit."""
-    try:
-        own = next(
-            (line[len("0::/") :] for line in OWN_CGROUP.read_text().splitlines() if line.startswith("0::/")), None
-        )
-    except OSError:
-        return  # no Linux
-    if own is None:
-        return
-    group = CGROUPS / own
-    for place in (group, *group.parents):
-        if not place.is_relative_to(CGROUPS):
-            return
+    for place in own_groups():
         try:
             limit = (place / "memory.max").read_text().strip()
             if limit != "max":

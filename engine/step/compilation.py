@@ -1,7 +1,6 @@
 """Compilation of functions: traced one at a time, counted, and partly staged while serving."""
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.stages import Compiled, Lowered
+
+from caching.cores import usable_cores
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ class StagedCompilation:
         self._publish = publish
         self._ended: SimpleQueue[Future[None]] = SimpleQueue()
         # Half the cores: a CPU device needs the others for its steps, and tracing holds the GIL.
-        self._pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2), "staged compilation")
+        self._pool = ThreadPoolExecutor(max(1, usable_cores() // 2), "staged compilation")
 
     def begin(self, notify: Callable[[], None]) -> None:
         """Start the workers. One of them calls ``notify`` when it is time to ``adopt``."""

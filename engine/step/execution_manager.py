@@ -1,6 +1,5 @@
 """A table of a step's executables, by program and size, compiled before the first request."""
 
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
@@ -9,6 +8,7 @@ from typing import Any
 
 from jax import Array
 
+from caching.cores import usable_cores
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.adapters.slot_arrays import WRITE_ADAPTER, slot_arrays
 from engine.mesh import DeviceMesh
@@ -92,7 +92,7 @@ class ExecutionManager:
         self._ready_tokens: list[int] = []
         self.scratch_bytes = 0
         """The most that a step takes besides weights and pages; 0 if the compiler does not say."""
-        self._compilers, self._compiling = ThreadPoolExecutor(os.cpu_count(), "compile"), list[Future[None]]()
+        self._compilers, self._compiling = ThreadPoolExecutor(usable_cores(), "compile"), list[Future[None]]()
         self._is_abandoned = False
         self.staged = StagedCompilation([], self._publish)
         """Functions that are left to be compiled while serving."""

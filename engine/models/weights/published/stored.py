@@ -1,7 +1,6 @@
 """What all quantised formats share: their protocols, and how numbers are read with their scales."""
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from caching.cores import usable_cores
 from engine.errors import ConfigurationError
 from engine.models.weights.sources.tensor_source import FLOATS, TensorSource
 
@@ -167,7 +167,7 @@ def in_chunks(shape: tuple[int, ...], work: Callable[[slice], None]) -> None:
     if len(chunks) < 2:
         list(map(work, chunks))
         return
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "widen") as pool:
+    with ThreadPoolExecutor(usable_cores(), "widen") as pool:
         list(pool.map(work, chunks))
 
 
