@@ -13,15 +13,16 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from ipc.commands import cli, install_service, service_files
-from ipc.commands.install_service import InstallFailed, install, uninstall
+from ipc.commands import cli
+from ipc.commands.installation import install_service, service_files
+from ipc.commands.installation.install_service import InstallFailed, install, uninstall
+from ipc.commands.installation.systemd_units import GATEWAY, USER, render_daemon, render_gateway
 from ipc.errors import AddressError
 from ipc.gateway.access.connection_limit import RESERVED_FILES
 from ipc.process.http_socket import MAX_CONNECTIONS
 from ipc.service import settings
 from ipc.service.configuration import DaemonConfig
 from ipc.service.http_config import HttpConfig
-from ipc.service.systemd_units import GATEWAY, USER, render_daemon, render_gateway
 
 SHIPPED = Path(__file__).parent.parent / "scripts" / "odriver.service"
 CERTIFICATE = Path(__file__)

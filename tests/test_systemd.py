@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from systemd_machine import PATIENCE, Machine, possible
 
-from ipc.service.systemd_units import USER, USERS, render_daemon
+from ipc.commands.installation.systemd_units import USER, USERS, render_daemon
 from ipc.wire.addresses import SERVICE
 
 pytestmark = [pytest.mark.exhaustive]

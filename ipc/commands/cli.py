@@ -179,7 +179,7 @@ def _config(options: dict[str, Any]) -> int:
 
 
 def _install(options: dict[str, Any]) -> int:
-    from ipc.commands.install_service import install
+    from ipc.commands.installation.install_service import install
 
     show, force = options.pop("print"), options.pop("force")
     install(options, show=show, force=force)
@@ -187,7 +187,7 @@ def _install(options: dict[str, Any]) -> int:
 
 
 def _uninstall(options: dict[str, Any]) -> int:
-    from ipc.commands.install_service import uninstall
+    from ipc.commands.installation.install_service import uninstall
 
     del options
     uninstall()

@@ -1,1 +1,1 @@
-"""The daemon as a service: configuration, start, health, metrics, systemd."""
+"""The daemon as a service: configuration, start, health, metrics."""

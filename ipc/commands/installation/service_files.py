@@ -12,10 +12,10 @@ from engine.adapters.lora_modules import paths_by_name
 from engine.config import EngineConfig, directory_of
 from engine.hub.names import Place, place_of
 from engine.speculation.speculative_config import parse_speculative_config
+from ipc.commands.installation.systemd_units import STATE, USER_NAME
 from ipc.service.configuration import DaemonConfig
 from ipc.service.http_config import HttpConfig
 from ipc.service.settings import SETTINGS
-from ipc.service.systemd_units import STATE, USER_NAME
 from ipc.wire.addresses import checked_address
 
 BUCKET = "gs://"

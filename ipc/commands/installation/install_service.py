@@ -13,12 +13,21 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from engine.config import EngineConfig
-from ipc.commands.service_files import ServiceFiles, files_of, not_entered, unreadable, with_absolute_paths
+from ipc.commands.installation.service_files import ServiceFiles, files_of, not_entered, unreadable, with_absolute_paths
+from ipc.commands.installation.systemd_units import (
+    CONFIG,
+    GATEWAY,
+    STATE,
+    UNIT,
+    USER,
+    USERS,
+    render_daemon,
+    render_gateway,
+)
 from ipc.errors import OdriverError
 from ipc.service.configuration import DaemonConfig
 from ipc.service.http_config import HttpConfig
 from ipc.service.settings import SECRETS, SETTINGS, SettingValue, configs, read_file, values_of
-from ipc.service.systemd_units import CONFIG, GATEWAY, STATE, UNIT, USER, USERS, render_daemon, render_gateway
 from ipc.wire import owned_files
 from ipc.wire.addresses import SERVICE, checked_address, is_local, is_loopback
 
