@@ -457,7 +457,8 @@ import sys, threading
 sys.path.insert(0, "tests")
 from fakes import FakeEngine, FakeTokenizer
 from driver.odriver import oDriver
-from ipc.service import daemon, watchdog
+from ipc.service import daemon
+from ipc.service.monitoring import watchdog
 from test_daemon import build_daemon
 limit = watchdog.PROGRESS_LIMIT = float(sys.argv[2])
 watchdog.Watchdog._limit = lambda self, stage: limit if stage == "prepare" else 3600.0

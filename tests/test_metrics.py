@@ -29,9 +29,9 @@ from driver.thread_messages import Opened
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from ipc.errors import AddressInUse
-from ipc.service import metrics_server
-from ipc.service.exposition import Exposition
-from ipc.service.metrics_server import MAX_CONNECTIONS, MetricsServer
+from ipc.service.monitoring import metrics_server
+from ipc.service.monitoring.exposition import Exposition
+from ipc.service.monitoring.metrics_server import MAX_CONNECTIONS, MetricsServer
 
 ASKED_FOR = Path(__file__).with_name("vllm_metrics.txt")
 LABELS = {"model_name": "parrot", "engine": "0"}

@@ -25,7 +25,7 @@ from ipc.process.systemd import watchdog_interval
 from ipc.service.configuration import DaemonConfig, LiveConfiguration
 from ipc.service.daemon import SHUTDOWN_TIMEOUT
 from ipc.service.http_config import HttpConfig
-from ipc.service.watchdog import Watchdog
+from ipc.service.monitoring.watchdog import Watchdog
 
 INTERVAL = 0.02
 """Seconds in which the watchdog wants to hear something."""

@@ -38,11 +38,11 @@ from ipc.process.systemd import extend_timeout, notify, notify_reloading
 from ipc.server.zmq_server import Server
 from ipc.service import terminal
 from ipc.service.configuration import LiveConfiguration, default_profile_directory
-from ipc.service.exposition import Exposition
-from ipc.service.metrics_server import MetricsServer
+from ipc.service.monitoring.exposition import Exposition
+from ipc.service.monitoring.metrics_server import MetricsServer
+from ipc.service.monitoring.watchdog import Watchdog
 from ipc.service.start_up import Load, Loaded, StartableDriver, load
 from ipc.service.vm_notices import VMNotices, metadata_server
-from ipc.service.watchdog import Watchdog
 from ipc.sockets.auth import Authority
 from ipc.wire.addresses import checked_address, default_address, is_local, open_to_group
 from ipc.wire.bell import Bell

@@ -28,9 +28,9 @@ from engine.hosts.sent_weights import stage_as_told
 from engine.hub.obtain import obtained
 from engine.step.commands import AskToStop, Command, Leave, Left, WriteWeights
 from ipc.process.systemd import extend_timeout, notify
+from ipc.service.monitoring.watchdog import Watchdog
 from ipc.service.start_up import facts_alike, freeze_heap
 from ipc.service.vm_notices import VMNotices, metadata_server
-from ipc.service.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from prometheus_client.exposition import choose_encoder
 
 from ipc.errors import AddressError, AddressInUse
 from ipc.process.http_socket import http_url
-from ipc.service.exposition import Exposition
+from ipc.service.monitoring.exposition import Exposition
 
 logger = logging.getLogger(__name__)
 

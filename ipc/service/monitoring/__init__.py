@@ -1,0 +1,1 @@
+"""What is seen of a daemon while it serves, and whether it makes progress."""
