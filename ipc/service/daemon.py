@@ -22,7 +22,6 @@ from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -38,9 +37,7 @@ from ipc.process.systemd import extend_timeout, notify, notify_reloading
 from ipc.server.zmq_server import Server
 from ipc.service import terminal
 from ipc.service.configuration import LiveConfiguration, default_profile_directory
-from ipc.service.monitoring.exposition import Exposition
-from ipc.service.monitoring.metrics_server import MetricsServer
-from ipc.service.monitoring.watchdog import Watchdog
+from ipc.service.monitoring.monitor import Monitor
 from ipc.service.start_up import Load, Loaded, StartableDriver, load
 from ipc.service.vm_notices import VMNotices, metadata_server
 from ipc.sockets.auth import Authority
@@ -48,9 +45,6 @@ from ipc.wire.addresses import checked_address, default_address, is_local, open_
 from ipc.wire.bell import Bell
 from ipc.wire.keys import default_directory
 from ipc.wire.messages import PROGRESS_LIMIT
-
-if TYPE_CHECKING:
-    from driver.metrics.request_traces import RequestTraces
 
 logger = logging.getLogger(__name__)
 
@@ -105,24 +99,7 @@ class Daemon:
             profiles and profiles.absolute(),
             None if settings.weights_root is None else Root(settings.weights_root, "weights_root"),
         )
-        self._exposition = Exposition()
-        self._exposition.gauge("odriver_clients", "Clients that are connected", lambda: self._server.num_clients)
-        restarts = "Processes of the sockets that died and were followed by another"
-        self._exposition.counter("odriver_socket_restarts", restarts, lambda: self._server.num_restarts)
-        self._exposition.gauge(
-            "odriver_sockets_busy_seconds",
-            "Since a socket thread was called and has not come by",
-            lambda: max(self._server.stages().values()),
-        )
-        self._metrics: MetricsServer | None = None
-        if settings.metrics_port is not None:
-            host, port = settings.metrics_host, settings.metrics_port
-            self._metrics = MetricsServer(host, port, self.health, self._exposition)
-        self._traces: RequestTraces | None = None
-        if settings.otlp_traces_endpoint is not None:
-            from driver.metrics import request_traces
-
-            self._traces = request_traces.RequestTraces(settings.otlp_traces_endpoint)
+        self._monitor = Monitor(settings, self._server, self.health)
         self._gateway = gateway
         if gateway is not None:
             configuration.on_log(gateway.log)
@@ -134,7 +111,6 @@ class Daemon:
         self._drains: SimpleQueue[tuple[float | None, str]] = SimpleQueue()
         """In how many seconds, None for ``drain_timeout``, and why."""
         self._drain_deadline = math.inf
-        self._watchdog: Watchdog | None = None
         self._notices = VMNotices(self._ask_to_stop, metadata_server())
         self._starting = False
         self._signalled = False
@@ -167,8 +143,7 @@ class Daemon:
         self._notices.start()
         if self._configuration.daemon.socket_access == "group":
             open_to_group(self._address)
-        if self._metrics is not None:
-            self._metrics.start()
+        self._monitor.start()
         if self._gateway is not None:
             issue = None if self._authority is None else self._authority.issue
             self._gateway.start(self._address, issue, self._gateway_ended)
@@ -176,16 +151,13 @@ class Daemon:
             report = partial(self._report, display)
             loaded = self._load(self._configuration.engine, report, self._fail, self._ask_to_stop)
         self._driver, self._loaded = loaded.driver, loaded
-        if self._traces is not None:
-            self._driver.observe(partial(self._traces.ended, loaded.model))
+        self._monitor.observe(loaded)
         self._driver.start()
-        if loaded.metrics is not None:
-            self._exposition.add(loaded.metrics)
         self._server.open(
             self._driver,
             loaded.model,
             loaded.limits,
-            self._exposition.text,
+            self._monitor.metrics,
             loaded.aliases,
             enable_lora=loaded.enable_lora,
         )
@@ -194,11 +166,10 @@ class Daemon:
         self._starting = False
         notify("STATUS=serving")
         notify("READY=1")
-        self._watchdog = Watchdog(self._stages, self._hung, self._fail)
-        self._watchdog.start()
+        self._monitor.watch(self._hung, self._fail)
         facts = {"address": self._address}
-        if self._metrics is not None:
-            facts["metrics"] = f"{self._metrics.url}/metrics"
+        if self._monitor.metrics_url is not None:
+            facts["metrics"] = self._monitor.metrics_url
         if self._gateway is not None:
             facts |= {"API": f"{self._gateway.url}/v1", "page": f"{self._gateway.url}/"}
         facts["started in"] = f"{time.monotonic() - began:.1f} s"
@@ -233,7 +204,7 @@ class Daemon:
         assert self._driver is not None
         timeout = self._configuration.daemon.drain_timeout if timeout is None else timeout
         timeout = min(timeout, LONGEST_DRAIN)
-        if self._stalled() is not None:  # and what is stuck does not finish
+        if self._monitor.stalled() is not None:  # and what is stuck does not finish
             timeout = 0.0
         self._drain_deadline = min(self._drain_deadline, time.monotonic() + timeout)
         extend_timeout(timeout + SHUTDOWN_TIMEOUT)
@@ -276,8 +247,7 @@ class Daemon:
         self._starting, self._stopping = False, True
         faulthandler.dump_traceback_later(SHUTDOWN_TIMEOUT, exit=True)
         self._notices.stop()
-        if self._watchdog is not None:
-            self._watchdog.stop()
+        self._monitor.stop_watching()
         notify("STOPPING=1")
         if self._driver is not None:
             end = self._driver.fail if fault else self._driver.stop
@@ -285,10 +255,7 @@ class Daemon:
         self._server.stop()
         if self._gateway is not None:
             self._gateway.stop(GATEWAY_TIMEOUT)
-        if self._metrics is not None:
-            self._metrics.stop()
-        if self._traces is not None:
-            self._traces.close()
+        self._monitor.stop()
         faulthandler.cancel_dump_traceback_later()
 
     def health(self) -> str | None:
@@ -297,20 +264,7 @@ class Daemon:
             return "starting"
         if self._drain_deadline < math.inf:
             return "draining"
-        return self._stalled()
-
-    def _stalled(self) -> str | None:
-        """The stage that has been busy with one item for too long, if any."""
-        stages = self._stages()
-        stage = max(stages, key=stages.__getitem__)
-        if stages[stage] <= PROGRESS_LIMIT:
-            return None
-        return f"nothing has got done in the {stage} stage for {stages[stage]:.0f} s"
-
-    def _stages(self) -> dict[str, float]:
-        """For how many seconds each stage and socket thread has been busy with one item."""
-        assert self._driver is not None
-        return {**self._driver.stages(), **self._server.stages()}
+        return self._monitor.stalled()
 
     def _hung(self, stage: str, seconds: float) -> None:
         """End after a hang, for a restart, with tracebacks of all threads in the log."""
