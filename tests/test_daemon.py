@@ -24,6 +24,7 @@ from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.errors import AddressInUse, ConnectFailed, DaemonStarting, RequestFailed
 from ipc.process.gateway_process import GatewayProcess
+from ipc.service import reloads
 from ipc.service.configuration import DaemonConfig, LiveConfiguration, ReadConfig
 from ipc.service.daemon import FAULT, LONGEST_DRAIN, SHUTDOWN_TIMEOUT, STOPPED, Daemon
 from ipc.service.http_config import HttpConfig
@@ -209,7 +210,7 @@ def test_requests_are_not_told_of_a_start_when_it_is_over(
     """Should the main thread fail, whose fault it is; the exit is one that asks for a restart."""
     driver = FakeDriver()
     daemon = build_daemon(address, driver)
-    monkeypatch.setattr(daemon, "reload", lambda asker: 1 / 0)
+    monkeypatch.setattr(reloads, "notify_reloading", lambda: 1 / 0)
 
     def talk() -> str:
         news.until("READY=1")

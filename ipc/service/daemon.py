@@ -25,19 +25,17 @@ from types import FrameType
 
 from rich.console import Console
 
-from driver.errors import InvalidRequest
-from driver.request import ReturnChannel, ReturnSample, Usage, error_sample
-from engine.errors import ConfigurationError
+from driver.request import ReturnChannel
 from engine.hub.roots import Root
 from engine.progress import Progress
-from ipc.errors import KeyFileError
 from ipc.process.gateway_process import GatewayProcess
 from ipc.process.signals import handling_signals
-from ipc.process.systemd import extend_timeout, notify, notify_reloading
+from ipc.process.systemd import extend_timeout, notify
 from ipc.server.zmq_server import Server
 from ipc.service import terminal
 from ipc.service.configuration import LiveConfiguration, default_profile_directory
 from ipc.service.monitoring.monitor import Monitor
+from ipc.service.reloads import Reloads
 from ipc.service.start_up import Load, Loaded, StartableDriver, load
 from ipc.service.vm_notices import VMNotices, metadata_server
 from ipc.sockets.auth import Authority
@@ -115,8 +113,7 @@ class Daemon:
         self._starting = False
         self._signalled = False
         self._stopping = False
-        self._reloads: SimpleQueue[tuple[str, ReturnChannel] | None] = SimpleQueue()
-        """Who asked for a reload, None for a signal."""
+        self._reloads = Reloads([part.reload for part in (configuration, self._authority, gateway) if part is not None])
 
     def run(self) -> int:
         """Serve; returns the exit code. Raises ConfigurationError and AddressError."""
@@ -192,8 +189,7 @@ class Daemon:
             if left <= 0:
                 return STOPPED, why
             self._bell.wait(min(left, LONGEST_WAIT))
-            while not self._reloads.empty():
-                self.reload(self._reloads.get())
+            self._reloads.run()
             while not self._drains.empty():
                 timeout, why = self._drains.get()
                 self._drain(timeout, why)
@@ -218,29 +214,6 @@ class Daemon:
             end()
         else:
             self._gateway.finish(end)
-
-    def reload(self, asker: tuple[str, ReturnChannel] | None = None) -> None:
-        """Read the configuration and the keys again, each for itself; answer who asked."""
-        notify_reloading()
-        taken, wrong = [], []
-        reloads = [self._configuration.reload]
-        if self._authority is not None:
-            reloads.append(self._authority.reload)
-        if self._gateway is not None:
-            reloads.append(self._gateway.reload)
-        for reload in reloads:
-            try:
-                taken.append(reload())
-            except (ConfigurationError, KeyFileError) as error:
-                wrong.append(f"not reloaded: {error}")
-        reloaded = "; ".join(filter(None, taken))
-        text = "; ".join([*wrong, f"reloaded: {reloaded}"] if reloaded else wrong)
-        logger.log(logging.ERROR if wrong else logging.INFO, "%s", text)
-        notify("READY=1")
-        if asker is not None:
-            request_id, channel = asker
-            done = ReturnSample(request_id=request_id, text=text, finish_reason="stop", usage=Usage(0, 0))
-            channel.put(error_sample(request_id, InvalidRequest(text)) if wrong else done)
 
     def shutdown(self, why: str, *, fault: bool = False) -> None:
         """End open requests with the reason, as a fault of theirs perhaps, and close."""
@@ -295,7 +268,7 @@ class Daemon:
         self._bell.ring()
 
     def _ask_to_reload(self, request_id: str, channel: ReturnChannel) -> None:
-        self._reloads.put((request_id, channel))
+        self._reloads.ask((request_id, channel))
         self._bell.ring()
 
     def _ask_to_stop(self, why: str, seconds: float = math.inf) -> None:
@@ -310,7 +283,7 @@ class Daemon:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         if number == signal.SIGHUP:
-            self._reloads.put(None)
+            self._reloads.ask()
             return
         why = f"the daemon was stopped by {signal.Signals(number).name}"
         if self._stopping:
