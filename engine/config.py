@@ -9,13 +9,10 @@ from typing import Any
 from engine.adapters.lora_modules import paths_by_name
 from engine.errors import ConfigurationError, require_setting
 from engine.hosts.hosts import Hosts, check_hosts
+from engine.hub.names import directory_of
 from engine.scheduling.waiting.client_weights import weights_by_client
 from engine.speculation.speculative_config import EXAMPLE, SpeculativeConfig, parse_speculative_config
 
-DEMO_MODEL = Path(__file__).parent / "models" / "demo"
-"""The small model that oDriver ships. It is the default."""
-DEMO_DRAFT_MODEL = DEMO_MODEL.with_name("demo_draft")
-"""A smaller one, which drafts for it."""
 QUANTIZATIONS = ("int8", "w8a8", "int4", "none")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
 ATTENTION_BACKENDS = ("auto", "pallas", "jax", "xla")
@@ -307,12 +304,3 @@ class EngineConfig:
                 raise ConfigurationError(f"{name} is for adapters, which are not served: set enable_lora as well")
         if len(self.lora_paths) > self.max_cpu_loras:
             raise ConfigurationError(f"lora_modules are {len(self.lora_paths)}, and max_cpu_loras {self.max_cpu_loras}")
-
-
-def directory_of(model: str | None) -> Path:
-    """The directory of a model that has one; ``demo`` and ``demo_draft`` are ours where no other
-    directory is called so."""
-    if model is None:
-        return DEMO_MODEL
-    ours = {shipped.name: shipped for shipped in (DEMO_MODEL, DEMO_DRAFT_MODEL)}
-    return Path(model) if Path(model).is_dir() else ours.get(model, Path(model))

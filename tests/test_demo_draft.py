@@ -16,7 +16,8 @@ from transformers import AutoTokenizer
 
 from caching.attention.spec import AttentionSpec
 from engine.build import begin_compiling, build
-from engine.config import DEMO_DRAFT_MODEL, DEMO_MODEL, EngineConfig, directory_of
+from engine.config import EngineConfig
+from engine.hub.names import DEMO_DRAFT_MODEL, DEMO_MODEL, directory_of
 from engine.models.decoder import Decoder
 from engine.models.feed_forward import GatedSpec
 from engine.models.layers.self_attention import SelfAttentionSpec

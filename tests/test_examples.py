@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 from xla_flags import xla_flags
 
-from engine.config import DEMO_MODEL
+from engine.hub.names import DEMO_MODEL
 from scripts.demo.cast import HOMES
 from scripts.examples import policy_gradient, train_lora
 from scripts.examples.lora import ALPHA, EVERY_PROJECTION, RANK, changed, new_lora, save_adapter

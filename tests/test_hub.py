@@ -13,10 +13,10 @@ from fake_hub import COMMIT, FakeHub, fake_hub
 from huggingface_hub.utils._xet_progress_reporting import XetDownloadProgressReporter
 from tokenizer_files import build_byte_level, write_tokenizer
 
-from engine.config import DEMO_MODEL, EngineConfig
+from engine.config import EngineConfig
 from engine.errors import ConfigurationError, DownloadFailed
 from engine.hub import hugging_face
-from engine.hub.names import Place, place_of, served_name
+from engine.hub.names import DEMO_MODEL, Place, place_of, served_name
 from engine.hub.obtain import obtained
 from engine.models.weights.sources.checkpoint import weight_files
 from engine.progress import Progress

@@ -17,7 +17,8 @@ from whole_rows import compute_logprobs
 
 from caching.page_dtype import quantize
 from engine.build import build_engine
-from engine.config import DEMO_MODEL, EngineConfig
+from engine.config import EngineConfig
+from engine.hub.names import DEMO_MODEL
 from engine.mesh import DeviceMesh, one_device
 from engine.models.linear import linear, look_up
 from engine.models.weights.forms import Dense, Scaled

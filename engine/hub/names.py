@@ -4,12 +4,15 @@ import re
 from enum import Enum, auto
 from pathlib import Path
 
-from engine.config import directory_of
 from engine.errors import ConfigurationError
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _OLLAMA = re.compile(r"(?:[\w.-]+/)*[\w.-]+:[\w.-]+")
 EXAMPLE = "Qwen/Qwen3-0.6B"
+DEMO_MODEL = Path(__file__).parent.parent / "models" / "demo"
+"""The small model that oDriver ships. It is the default."""
+DEMO_DRAFT_MODEL = DEMO_MODEL.with_name("demo_draft")
+"""A smaller one, which drafts for it."""
 
 
 class Place(Enum):
@@ -18,6 +21,15 @@ class Place(Enum):
     DIRECTORY = auto()
     HUB = auto()
     BUCKET = auto()
+
+
+def directory_of(model: str | None) -> Path:
+    """The directory of a model that has one; ``demo`` and ``demo_draft`` are ours where no other
+    directory is called so."""
+    if model is None:
+        return DEMO_MODEL
+    ours = {shipped.name: shipped for shipped in (DEMO_MODEL, DEMO_DRAFT_MODEL)}
+    return Path(model) if Path(model).is_dir() else ours.get(model, Path(model))
 
 
 def place_of(name: str) -> Place:

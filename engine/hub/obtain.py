@@ -7,9 +7,9 @@ from pathlib import Path
 
 from msgspec import json, to_builtins
 
-from engine.config import EngineConfig, directory_of
+from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.hub.names import Place, place_of, served_name
+from engine.hub.names import Place, directory_of, place_of, served_name
 from engine.hub.small_files import NO_VOCABULARY, SMALL_FILES, TOKENIZER_FILES, vocabulary_file
 from engine.models.family_names import check_family
 from engine.models.generation_config import chosen_generation_config

@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from engine.config import DEMO_MODEL
 from engine.errors import ConfigurationError
+from engine.hub.names import DEMO_MODEL
 from scripts.benchmarks.adapters import measure_adapters
 from scripts.benchmarks.arrivals import measure_arrivals
 from scripts.benchmarks.clients.workload import Prompts

@@ -26,7 +26,8 @@ from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from engine.build import build_engine
-from engine.config import DEMO_MODEL, EngineConfig
+from engine.config import EngineConfig
+from engine.hub.names import DEMO_MODEL
 from engine.models.decoder import Decoder
 from engine.oengine import oEngine
 from engine.sampling.sampler import SamplingRows, sample

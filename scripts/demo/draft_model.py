@@ -18,7 +18,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from caching.attention.spec import AttentionSpec
-from engine.config import DEMO_MODEL
+from engine.hub.names import DEMO_MODEL
 from engine.mesh import one_device
 from engine.models.decoder import Decoder
 from engine.models.feed_forward import GatedSpec

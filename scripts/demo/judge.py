@@ -18,7 +18,8 @@ from rich.table import Table
 
 from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.build import build_engine
-from engine.config import DEMO_MODEL, EngineConfig
+from engine.config import EngineConfig
+from engine.hub.names import DEMO_MODEL
 from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from engine.config import DEMO_MODEL
+from engine.hub.names import DEMO_MODEL
 from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.wire.completion import Completion, whole

@@ -16,7 +16,7 @@ import optax  # type: ignore[import-untyped]
 from jax import Array
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from engine.config import DEMO_MODEL
+from engine.hub.names import DEMO_MODEL
 from scripts.demo.cast import HOMES
 from scripts.demo.corpus import Batch, Document
 from scripts.demo.sample import tell

@@ -4,7 +4,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from engine.config import DEMO_MODEL
+from engine.hub.names import DEMO_MODEL
 from scripts.gateway_checks.program import CheckFailed, Program
 
 AIPERF = Program("aiperf", "aiperf==0.13.0")

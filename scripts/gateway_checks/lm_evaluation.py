@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from engine.config import DEMO_MODEL
+from engine.hub.names import DEMO_MODEL
 from scripts.gateway_checks.program import CheckFailed, Program
 
 LM_EVAL = Program("lm_eval", "lm_eval[api]==0.4.13", "transformers>=5,<6")

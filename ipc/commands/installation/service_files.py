@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.adapters.lora_modules import paths_by_name
-from engine.config import EngineConfig, directory_of
-from engine.hub.names import Place, place_of
+from engine.config import EngineConfig
+from engine.hub.names import Place, directory_of, place_of
 from engine.speculation.speculative_config import parse_speculative_config
 from ipc.commands.installation.systemd_units import STATE, USER_NAME
 from ipc.service.configuration import DaemonConfig

@@ -15,7 +15,7 @@ from threading import Timer
 from types import TracebackType
 from typing import Self
 
-from engine.config import DEMO_MODEL
+from engine.hub.names import DEMO_MODEL
 from ipc.client import Client
 from scripts.benchmarks.endurance.soak_client import ask_one
 from scripts.benchmarks.endurance.soak_requests import Ask, Choice, Ending, greedy_cases, pages_of, random_asks

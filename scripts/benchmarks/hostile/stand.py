@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 import psutil
 
-from engine.config import DEMO_MODEL
+from engine.hub.names import DEMO_MODEL
 from ipc.client import Client
 from ipc.wire import keys
 from scripts.benchmarks.hostile.keyed import POOR

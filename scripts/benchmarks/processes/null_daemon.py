@@ -8,7 +8,7 @@ import sys
 
 from driver.odriver import oDriver
 from driver.text.tokenizer import HuggingFaceTokenizer
-from engine.config import DEMO_MODEL
+from engine.hub.names import DEMO_MODEL
 from ipc.server.zmq_server import Server
 from scripts.benchmarks.processes.child import answer_all
 from scripts.benchmarks.processes.null_model import null_engine

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, cycle
 
-from engine.config import DEMO_MODEL
+from engine.hub.names import DEMO_MODEL
 from engine.speculation.speculative_config import parse_speculative_config
 from scripts.benchmarks.clients.rates import throughput
 from scripts.benchmarks.clients.workload import Workload, checked
