@@ -19,9 +19,7 @@ from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.generation_config import GenerationConfig, chosen_generation_config
 from engine.models.head_specs import MTPHeadSpec
-from engine.models.heads.head_config import read_head
 from engine.models.heads.mtp_layer import check_stored
-from engine.models.heads.read_mtp import read_mtp
 from engine.models.layers.experts import ExpertsSpec
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition, most_devices, split
@@ -31,8 +29,7 @@ from engine.models.weights.published.compressed_tensors import int8_inputs
 from engine.models.weights.sources.opening import check_weights, open_weights
 from engine.models.weights.store import AnyDecoder, abstract_decoder, kept_in_8_bits, parameter_bytes, put
 from engine.models.weights.weight_format import Layout, WeightFormat
-from engine.speculation.draft_model import checked_head, draft_spec
-from engine.speculation.speculative_config import EAGLE3, MTP
+from engine.speculation.read_draft import read_draft
 from engine.step.backend import Backend, with_draft
 from engine.step.backend_choice import choose_backend, default_page_size
 from engine.step.kernel_check import checked, trial_of
@@ -197,21 +194,6 @@ def served_model(config: EngineConfig) -> ServedModel:
     except ConfigurationError as error:
         raise ConfigurationError(f"the draft model {of_draft.model}: {error}") from error
     return replace(served, draft=draft, backend=replace(served.backend, draft=draft.backend))
-
-
-def read_draft(
-    config: EngineConfig, of_draft: EngineConfig, model: ModelSpec, read: Callable[[], ModelSpec]
-) -> ModelSpec:
-    """What drafts for a model: a draft head, or a draft model, which ``read`` reads.
-
-    Raises ConfigurationError for one that cannot.
-    """
-    name, speculation = str(of_draft.model), config.speculation
-    if speculation is not None and speculation.method == MTP:
-        return checked_head(read_mtp(of_draft.directory if speculation.model else None, model, name), model)
-    if speculation is not None and speculation.method == EAGLE3:
-        return checked_head(read_head(of_draft.directory, model, name), model)
-    return draft_spec(read(), model, name)
 
 
 def _resolved(config: EngineConfig, model: ModelSpec, reader: ModelSpec | None = None) -> ServedModel:

@@ -33,7 +33,8 @@ from engine.planner.hlo_traffic import Moved, Traffic
 from engine.planner.ici import exchanges_seconds
 from engine.planner.topology import chips_of, topology_of
 from engine.progress import Progress
-from engine.served_model import adapter_sizes, in_words, read_draft
+from engine.served_model import adapter_sizes, in_words
+from engine.speculation.read_draft import read_draft
 from engine.step.backend import Backend
 from engine.step.backend_choice import SMALLEST_ACCELERATOR_STEP
 from engine.step.compilation import Compilation, compile_program
