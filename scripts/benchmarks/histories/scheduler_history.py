@@ -1,28 +1,27 @@
-"""A model checker for the scheduler: random histories of it, and what has to hold after each of their steps.
+"""A model checker for the scheduler: random histories of it, and what has to hold after each of
+their steps.
 
-The scheduler is driven as the engine drives it, with several plans in flight, by requests that come, are aborted and run
-out of time at random, some of them in a flood of one client's, some with a constraint whose masks are late and which may force tokens, or say so, some without
-max_tokens, some with an adapter, of which there may be more than slots and which are loaded, removed and loaded again; steps fail, and take the memory with them; pages go to the host and come back, in their own time. Beside it stands a model of the pages: each token written is
-remembered by the whole of what came before it, so that a page with two writers, one that is handed out while it is read, or one that is shared with somebody
-whose tokens differ is found where it is read. What was said is remembered, too, by salt and adapter: nobody is given texts of others, or
-such as are forgotten. The next token is a function of all tokens before it, as in a greedy model:
-what a request gives does not depend on its neighbours, and a prefix may be shared by whoever has the same.
+The scheduler is driven as the engine drives it, with several plans in flight, by requests that
+come, are aborted and run out of time at random, some of them in a flood of one client's, some with
+a constraint whose masks are late and which may force tokens, or say so, some without max_tokens,
+some with an adapter, of which there may be more than slots and which are loaded, removed and loaded
+again; steps fail, and take the memory with them; pages go to the host and come back, in their own
+time. Beside it stand models of the device's memory (``simulated_device``), of whose turn it is
+(``turns``), and of what was said (``simulated_texts``): nobody is given texts of another salt or
+adapter, or such as are forgotten. What a request gives does not depend on its neighbours (``life``),
+and a prefix may be shared by whoever has the same.
 """
 
-import zlib
 from collections import deque
-from dataclasses import dataclass, field
 from random import Random
 
 import msgspec
 
 from caching.cache_groups import CacheGroups
 from caching.host_tier import HostTier
-from caching.page_manager import SINK_PAGE, SINK_SLOT, HBMPageManager
+from caching.page_manager import HBMPageManager
 from engine.sampling_params import SamplingParams
 from engine.scheduling.adapter_slots import AdapterSlots
-from engine.scheduling.backfill import MOST_PASSED
-from engine.scheduling.constraints.late_samples import MOST_KEPT
 from engine.scheduling.estimates.growth_reserve import GrowthReserve
 from engine.scheduling.estimates.prompt_room import LEAST_SHARE, TIMES
 from engine.scheduling.estimates.step_costs import StepCosts
@@ -34,65 +33,30 @@ from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.speculation import Speculation
-from engine.scheduling.waiting.waiting_queue import OUTPUT_WEIGHT
+from scripts.benchmarks.histories.life import (
+    EOS,
+    LONGEST_OUTPUT,
+    LONGEST_PROMPT,
+    VOCABULARY,
+    Life,
+    life_of,
+    random_prompt,
+)
 from scripts.benchmarks.histories.simulated_constraint import LateConstraint
+from scripts.benchmarks.histories.simulated_device import SimulatedDevice
 from scripts.benchmarks.histories.simulated_drafts import Row, SimulatedDrafts
-from scripts.benchmarks.histories.simulated_host import SimulatedHost
 from scripts.benchmarks.histories.simulated_texts import SimulatedTexts
+from scripts.benchmarks.histories.turns import MOST_SEQUENCES, WEIGHTS, Turns
 
-VOCABULARY, EOS = 11, 0
-NOBODYS = -1
-"""Stands for what follows a wrong draft."""
 PARAMS = SamplingParams(temperature=0)
-STEMS = 3
-"""Prompts begin alike in so many ways."""
-LONGEST_PROMPT, LONGEST_OUTPUT, MOST_SEQUENCES = 20, 12, 6
 WINDOWS: tuple[tuple[int | None, ...], ...] = ((None,), (None,), (None, 4), (None, 6, 6), (3,), (None, None, 1), (2, 9))
 """What groups of layers keep of a sequence, in tokens; None is all."""
 MOST_ADAPTERS = 5
 MOST_STATES = 8
 """Slots beyond those of running sequences, in which states may be kept."""
-WEIGHTS = {"a": 1.0, "b": 3.0, "c": 1.0}
 FLOOD = 40
-CHARGED_AT_MOST = LONGEST_PROMPT + LONGEST_OUTPUT + OUTPUT_WEIGHT * LONGEST_OUTPUT * MOST_SEQUENCES
-MOST_GIVEN = 2 * CHARGED_AT_MOST + MOST_PASSED * LONGEST_PROMPT
-"""Tokens, for its weight, that one client may be given while another of the same priority waits that could start: twice what
-may be charged to that one at once, which is how far ahead of all others it can be (Sheng et al. 2024, theorem 4.4, has the
-same form), and what may pass one that lacks pages."""
 PATIENCE = 50
 """Plans that a sequence may take for each token of all sequences, at the very most."""
-
-
-@dataclass
-class Life:
-    """A sequence, and what has to become of it."""
-
-    sequence: Sequence
-    tokens: list[int]
-    """The prompt, and what a model would give after it, were there no end token."""
-    histories: list[int]
-    """What stands for the token at each place and all before it."""
-    length: int | None = None
-    """Tokens after which its constraint is complete."""
-    num_computed: int = 0
-    num_drafts: int = 0
-    received: list[int] = field(default_factory=list)
-    reason: str | None = None
-    since: int = 0
-    """How often all had been forgotten when it last got a slot."""
-    num_passed: int = 0
-    """Times that another of its client and priority got a slot before it, though it could have started but for pages."""
-
-    @property
-    def output(self) -> list[int]:
-        """What a model would give, were there no end."""
-        return self.tokens[len(self.sequence.prompt_token_ids) :]
-
-    @property
-    def expected(self) -> list[int]:
-        """The output when nobody ends it early."""
-        output = self.output[: self.length]
-        return output[: output.index(EOS) + 1] if EOS in output else output
 
 
 class SchedulerHistory:
@@ -152,28 +116,19 @@ class SchedulerHistory:
             [self._new_adapter() for _ in range(random.randint(1, MOST_ADAPTERS))] if self._num_slots else []
         )
         """Those that new requests may have."""
-        self._adapter_slots: dict[int, int] = {}
-        """By slot, the adapter that was written to it last."""
         self._in_flight: deque[NextIterationPlan] = deque()
         self._rows: deque[list[Row]] = deque()
         """What became of the rows of each."""
         self._alive: dict[str, Life] = {}
         self._ended: list[Life] = []
         self._num_forgotten = 0
-        self._content: dict[tuple[int, int], tuple[int, int, int]] = {}
-        """By page and place in it, the group and history that were written there last, and since when its writer had a slot."""
-        self._states: dict[tuple[int, int], tuple[int, int]] = {}
-        """By slot, and 0, the history that the state in it is made from, and the same of its writer."""
-        self._kept: dict[NextIterationPlan, dict[Sequence, int]] = {}
-        """By plan and sequence, the history that kept logits are made from."""
-        self._hosts = [SimulatedHost(self._content, self._page_size)]
-        """Of pages, and of states if they have a tier."""
-        if self._has_states and state_tier is not None:
-            self._hosts.append(SimulatedHost(self._states, 1))
-        self._queues: dict[tuple[str, int], deque[str]] = {}
-        """Ids by client and priority, of those that have no slot, in the order in which they are to get one."""
-        self._given: dict[tuple[str, int], dict[str, float]] = {}
-        """By client and priority, while somebody of them waits, what other clients have been given meanwhile."""
+        self._device = SimulatedDevice(
+            self._groups,
+            has_states=self._has_states,
+            has_state_host=has_state_host,
+            has_adapters=bool(self._num_slots),
+        )
+        self._turns = Turns(self._page_size, self._long, fair=self._fair)
         if random.random() > 0.8:  # above, so that the simplest history has none
             self._flood()
 
@@ -232,7 +187,7 @@ class SchedulerHistory:
         random, pages = self._random, self._pages.num_total
         capacity = self._groups.tokens_in(pages, pages * self._page_size)
         longest = min(LONGEST_PROMPT, capacity - 1)
-        prompt = self._next_turn(longest) if self._ended and random.random() > 0.6 else _prompt(random, longest)
+        prompt = self._next_turn(longest) if self._ended and random.random() > 0.6 else random_prompt(random, longest)
         room = capacity - len(prompt)
         max_tokens = room if random.random() > 0.7 else random.randint(1, min(LONGEST_OUTPUT, room))
         params = msgspec.structs.replace(PARAMS, priority=random.choice((0, 0, 0, 5, -20)) if client is None else 0)
@@ -249,13 +204,12 @@ class SchedulerHistory:
                 number, prompt, params, frozenset({EOS}), max_tokens, 0, client=client, salt=salt, constraint=constraint,
                 adapter_id=adapter_id,
             )  # fmt: skip
-            life = self._alive[number] = _life(sequence, length)
+            life = self._alive[number] = life_of(sequence, length)
             if random.random() > 0.8:
                 self._take_up(life)
             if constraint is not None and not sequence.awaits_mask:
                 constraint.answer(random, life.output, self._drafts.most)
-            self._queues.setdefault((client, params.priority), deque()).append(number)
-            self._given.setdefault((client, params.priority), dict.fromkeys(WEIGHTS, 0.0))
+            self._turns.add(sequence)
             self._scheduler.add(sequence)
 
     def _next_turn(self, longest: int) -> list[int]:
@@ -294,17 +248,12 @@ class SchedulerHistory:
         """Rows whose masks have come sample from the logits that are kept of them; whether there are any."""
         plans = self._scheduler.plan_late()
         for plan in plans:
-            of = plan.samples_of
-            assert of is not None and plan.num_rows
-            for row, sequence in enumerate(plan.sequences):
-                history, last = self._kept[of].pop(sequence), plan.starts[row] - 1
-                assert sequence.slot >= 0 and history == self._alive[sequence.request_id].histories[last], (
-                    "a row samples from another's logits"
-                )
-                assert plan.counts[row] == of.counts[of.sequences.index(sequence)], "a row samples too little"
+            lives = [self._alive[sequence.request_id] for sequence in plan.sequences]
+            self._device.sample_late(plan, lives)
+            for row in range(plan.num_rows):
                 self._check_masks(plan, row)
             self._in_flight.append(plan)
-            self._rows.append(self._drafts.run(plan, [self._alive[sequence.request_id] for sequence in plan.sequences]))
+            self._rows.append(self._drafts.run(plan, lives))
         return bool(plans)
 
     def _check_masks(self, plan: NextIterationPlan, row: int) -> None:
@@ -336,12 +285,7 @@ class SchedulerHistory:
             self._rows.clear()
             self._scheduler.lose_cache()
             self._texts.forget()
-            self._kept.clear()
-            self._adapter_slots.clear()
-            self._content.clear()
-            self._states.clear()
-            for host in self._hosts:
-                host.lose_copies()
+            self._device.lose(keep_host=False)
 
     def _sleep(self) -> None:
         """As in oEngine: the device's pages are lost and the host's are not, when all copies have landed."""
@@ -353,9 +297,7 @@ class SchedulerHistory:
             self._plan()
         self._scheduler.lose_cache(keep_host=True)
         self._texts.forget()
-        self._kept.clear()
-        self._content.clear()
-        self._states.clear()
+        self._device.lose(keep_host=True)
 
     def _forget(self) -> None:
         """The prefix cache is emptied; who runs keeps what it has."""
@@ -394,12 +336,7 @@ class SchedulerHistory:
 
     def _land_copies(self, *, all_of_them: bool = False) -> bool:
         """Some of the copies on their way, the oldest first, have arrived; whether any has."""
-        memory, counts = self._scheduler.memory, []
-        for host in self._hosts:
-            under_way = host.stores, host.fetches
-            stores, fetches = (count if all_of_them else self._random.randint(0, count) for count in under_way)
-            host.stores, host.fetches = host.stores - stores, host.fetches - fetches
-            counts.append((stores, fetches))
+        memory, counts = self._scheduler.memory, self._device.land_copies(self._random, all_of_them=all_of_them)
         if memory.host is None or not any(map(any, counts)):
             return False
         memory.host.landed(counts)
@@ -410,7 +347,7 @@ class SchedulerHistory:
         if self._num_steps > self._run_ahead:
             return False
         for done in self._scheduler.take_done():
-            self._kept.pop(done, None)  # a step that has failed kept nothing
+            self._device.forget_logits(done)
         had_slots = {life.sequence for life in self._alive.values() if life.sequence.slot >= 0}
         plan = self._scheduler.plan()
         for life in self._alive.values():
@@ -419,17 +356,15 @@ class SchedulerHistory:
                 life.since = self._num_forgotten
         if plan is None:
             return False
-        for copies in plan.copies:
-            self._hosts[copies.of_states].run(copies)
+        self._device.copy(plan)
         if not plan.num_tokens:
             return False
         self._check_plan(plan)
-        self._write_and_read_adapters(plan)
-        self._check_order(plan)
-        rows = self._drafts.run(plan, [self._alive[sequence.request_id] for sequence in plan.sequences])
-        self._write_and_read(plan, rows)
-        self._read_and_write_states(plan)
-        self._keep_logits(plan, rows)
+        self._turns.check(plan, self._alive)
+        lives = [self._alive[sequence.request_id] for sequence in plan.sequences]
+        rows = self._drafts.run(plan, lives)
+        self._device.run(plan, lives, rows, self._in_flight)
+        self._check_constrained(plan)
         self._in_flight.append(plan)
         self._rows.append(rows)
         return True
@@ -439,19 +374,14 @@ class SchedulerHistory:
         """Steps in flight."""
         return sum(plan.samples_of is None for plan in self._in_flight)
 
-    def _keep_logits(self, plan: NextIterationPlan, rows: list[Row]) -> None:
+    def _check_constrained(self, plan: NextIterationPlan) -> None:
         """Rows that have no mask keep their logits, and the others with a constraint have one."""
         for row in plan.constrained:
             self._check_masks(plan, row)
-        if plan.late:
-            late = {row: plan.sequences[row] for row in plan.late}
-            self._kept[plan] = {
-                sequence: self._alive[sequence.request_id].histories[rows[row].start] for row, sequence in late.items()
-            }
-            assert all(
-                sequence.awaits_mask or sequence.num_in_flight > plan.counts[row] for row, sequence in late.items()
-            ), "a mask is there"
-        assert len(self._kept) <= MOST_KEPT, "the logits of too many steps are kept"
+        late = {row: plan.sequences[row] for row in plan.late}
+        assert all(
+            sequence.awaits_mask or sequence.num_in_flight > plan.counts[row] for row, sequence in late.items()
+        ), "a mask is there"
 
     def _land(self) -> None:
         if not self._in_flight:
@@ -480,9 +410,7 @@ class SchedulerHistory:
         life = self._alive.pop(request_id)
         self._texts.end(life.sequence)
         self._ended.append(life)
-        queue = self._queue(life.sequence)
-        if request_id in queue:
-            queue.remove(request_id)
+        self._turns.end(life.sequence)
 
     def _check(self) -> None:
         self._drop_adapters()
@@ -519,134 +447,3 @@ class SchedulerHistory:
             drafting = costs.drafting_seconds(passes)
             assert cost is not None and drafting is not None, "nobody knows what a step costs"
             assert cost <= target - drafting, "those who decode wait for prompts"
-
-    def _check_order(self, plan: NextIterationPlan) -> None:
-        """Of one client and one priority, those that came first get a slot first; whoever lost it, before them.
-
-        Who could not start is passed, and who lacked nothing but pages, not often.
-        """
-        for sequence in plan.released:
-            if sequence.request_id in self._alive:
-                self._queue(sequence).appendleft(sequence.request_id)
-        for sequence in plan.admitted:
-            queue = self._queue(sequence)
-            for request_id in list(queue)[: queue.index(sequence.request_id)]:
-                self._check_passed(self._alive[request_id], plan)
-            queue.remove(sequence.request_id)
-            self._check_turn(sequence, plan)
-
-    def _check_passed(self, life: Life, plan: NextIterationPlan) -> None:
-        if self._may_start(life.sequence, plan):
-            life.num_passed += 1
-            assert life.num_passed <= MOST_PASSED, "somebody is overtaken in the queue time and again"
-
-    def _may_start(self, sequence: Sequence, plan: NextIterationPlan) -> bool:
-        """Whether it surely needs nothing but a slot and pages: no mask, nobody's prefix, no part of a step for long prompts."""
-        return not (
-            sequence.num_loading
-            or sequence.awaits_mask
-            or sequence.adapter_id
-            or sequence.num_tokens > self._long
-            or any(self._computes_for(life.sequence, sequence, plan) for life in self._alive.values())
-        )
-
-    def _computes_for(self, other: Sequence, sequence: Sequence, plan: NextIterationPlan) -> bool:
-        """Whether the other computes a prompt whose first page is the sequence's too, in this plan or later."""
-        computes = other.slot >= 0 and (other.prefilling or other in plan.sequences[plan.num_decodes :])
-        first = sequence.prompt_token_ids[: self._page_size]
-        alike = sequence.salt == other.salt is not None and other.prompt_token_ids[: self._page_size] == first
-        return computes and alike
-
-    def _check_turn(self, sequence: Sequence, plan: NextIterationPlan) -> None:
-        """Nobody who could start waits while another client is given more and more."""
-        client, priority = sequence.client, sequence.params.priority
-        self._given[client, priority] = dict.fromkeys(WEIGHTS, 0.0)
-        for (other, level), given in self._given.items():
-            if level == priority and other != client:
-                more = len(sequence.prompt_token_ids) / WEIGHTS[client]
-                waits = any(self._may_start(self._alive[one].sequence, plan) for one in self._queues[other, level])
-                given[client] = given[client] + more if waits else 0.0
-                assert not self._fair or given[client] <= MOST_GIVEN, f"{other} waits while {client} is served"
-
-    def _queue(self, sequence: Sequence) -> deque[str]:
-        return self._queues[sequence.client, sequence.params.priority]
-
-    def _write_and_read(self, plan: NextIterationPlan, rows: list[Row]) -> None:
-        """What the device does: all rows write, and then each reads all there is of its own. Behind a wrong draft it
-        writes nobody's tokens."""
-        written: set[tuple[int, int]] = set()
-        each = [
-            (group, sequence, row)
-            for sequence, row in zip(plan.sequences, rows, strict=True)
-            for group in range(len(self._groups.windows))
-        ]
-        for group, sequence, row in each:
-            life = self._alive[sequence.request_id]
-            for place in range(row.start, row.start + row.count):
-                slot = self._slot(sequence, group, place)
-                assert slot not in written, f"page {slot[0]} has two writers"
-                written.add(slot)
-                history = life.histories[place] if place < row.start + row.kept else NOBODYS
-                self._content[slot] = group, history, life.since
-        for group, sequence, row in each:
-            life, window = self._alive[sequence.request_id], self._groups.windows[group]
-            for place in range(0 if window is None else max(0, row.start - window + 1), row.start + row.kept):
-                its_group, history, since = self._content.get(self._slot(sequence, group, place), (group, NOBODYS, 0))
-                assert (its_group, history) == (group, life.histories[place]), "a page holds another's tokens"
-                assert since >= life.since, "a page was found that is forgotten"
-
-    def _write_and_read_adapters(self, plan: NextIterationPlan) -> None:
-        """Adapters are written to slots that no step in flight reads, and each row finds its own."""
-        for uid, slot in plan.adapter_loads:
-            assert all(slot not in step.read_slots for step in self._in_flight), (
-                "a slot is overwritten while it is read"
-            )
-            self._adapter_slots[slot] = uid
-        if self._num_slots:
-            found = [self._adapter_slots.get(slot, 0) if slot >= 0 else 0 for slot in plan.adapter_slots]
-            assert found == [sequence.adapter_id for sequence in plan.sequences], "a row has another's adapter"
-
-    def _read_and_write_states(self, plan: NextIterationPlan) -> None:
-        """All rows read the states before them, and then each writes its own."""
-        rows = plan.num_rows if self._has_states else 0
-        assert len(plan.state_sources) == len(plan.state_slots) == rows, "a row has no state"
-        assert len(set(plan.state_slots)) == rows and SINK_SLOT not in plan.state_slots, "a slot has two writers"
-        for row in range(rows):
-            source, start = plan.state_sources[row], plan.starts[row]
-            life = self._alive[plan.sequences[row].request_id]
-            assert source not in plan.state_slots or source == plan.state_slots[row], "a state is read and overwritten"
-            found, since = self._states.get((source, 0), (NOBODYS, 0)) if source != SINK_SLOT else (None, life.since)
-            assert found == (life.histories[start - 1] if start else None), "a state is another's, or of another time"
-            assert since >= life.since, "a state was found that is forgotten"
-        for row in range(rows):
-            last = plan.starts[row] + plan.counts[row] - 1
-            life = self._alive[plan.sequences[row].request_id]
-            self._states[plan.state_slots[row], 0] = life.histories[last], life.since
-
-    def _slot(self, sequence: Sequence, group: int, place: int) -> tuple[int, int]:
-        page = sequence.pages[group][place // self._page_size]
-        assert page != SINK_PAGE, "a page that is needed was let go"
-        return page, place % self._page_size
-
-
-def _prompt(random: Random, longest: int) -> list[int]:
-    """Often the beginning of another's, or all of it."""
-    stem = Random(random.randrange(STEMS))
-    prompt = [stem.randrange(1, VOCABULARY) for _ in range(random.randint(1, longest))]
-    if random.random() < 0.5:
-        prompt[-1] = random.randrange(1, VOCABULARY)
-    return prompt
-
-
-def _life(sequence: Sequence, length: int | None) -> Life:
-    tokens, histories = list(sequence.prompt_token_ids), []
-    salt = sequence.request_id.encode() if sequence.salt is None else sequence.salt
-    history = zlib.crc32(salt)  # the same in every process, unlike hash
-    for token in tokens:
-        history = hash((history, token))
-        histories.append(history)
-    for _ in range(sequence.max_tokens):
-        tokens.append(history % VOCABULARY)
-        history = hash((history, tokens[-1]))
-        histories.append(history)
-    return Life(sequence, tokens, histories, length)
