@@ -17,22 +17,9 @@ from random import Random
 
 import msgspec
 
-from caching.cache_groups import CacheGroups
-from caching.host_tier import HostTier
-from caching.page_manager import HBMPageManager
 from engine.sampling_params import SamplingParams
-from engine.scheduling.adapter_slots import AdapterSlots
-from engine.scheduling.estimates.growth_reserve import GrowthReserve
-from engine.scheduling.estimates.prompt_room import LEAST_SHARE, TIMES
-from engine.scheduling.estimates.step_costs import StepCosts
-from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.plan import NextIterationPlan, StepResult
-from engine.scheduling.prefixes.earlier_texts import EarlierTexts
-from engine.scheduling.prefixes.sequence_states import SequenceStates
-from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.sequence_memory import SequenceMemory
-from engine.scheduling.speculation import Speculation
 from scripts.benchmarks.histories.life import (
     EOS,
     LONGEST_OUTPUT,
@@ -42,18 +29,14 @@ from scripts.benchmarks.histories.life import (
     life_of,
     random_prompt,
 )
+from scripts.benchmarks.histories.random_scheduler import MOST_STATES, RandomScheduler
 from scripts.benchmarks.histories.simulated_constraint import LateConstraint
 from scripts.benchmarks.histories.simulated_device import SimulatedDevice
-from scripts.benchmarks.histories.simulated_drafts import Row, SimulatedDrafts
-from scripts.benchmarks.histories.simulated_texts import SimulatedTexts
-from scripts.benchmarks.histories.turns import MOST_SEQUENCES, WEIGHTS, Turns
+from scripts.benchmarks.histories.simulated_drafts import Row
+from scripts.benchmarks.histories.turns import WEIGHTS, Turns
 
 PARAMS = SamplingParams(temperature=0)
-WINDOWS: tuple[tuple[int | None, ...], ...] = ((None,), (None,), (None, 4), (None, 6, 6), (3,), (None, None, 1), (2, 9))
-"""What groups of layers keep of a sequence, in tokens; None is all."""
 MOST_ADAPTERS = 5
-MOST_STATES = 8
-"""Slots beyond those of running sequences, in which states may be kept."""
 FLOOD = 40
 PATIENCE = 50
 """Plans that a sequence may take for each token of all sequences, at the very most."""
@@ -64,56 +47,13 @@ class SchedulerHistory:
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        self._has_states = random.random() > 0.5
-        windows = random.choice((*WINDOWS, ())) if self._has_states else random.choice(WINDOWS)
-        self._page_size = random.randint(1, 5)
-        has_host = bool(windows) and random.random() > 0.4
-        num_pages = random.randint(10, 14 if has_host else 40) * max(1, len(windows))
-        has_state_host = self._has_states and has_host and random.random() > 0.2
-        slots = random.randint(1, random.choice((6, 2 * num_pages))) * (1 + 2 * has_state_host)
-        tier = HostTier(slots, random.choice((1, 2, 8))) if has_host else None
-        self._pages = HBMPageManager(num_pages, tier)
-        self._cost = CopyCost(random.random(), 1, random.choice((0, random.random())))
-        max_num_seqs = random.randint(1, MOST_SEQUENCES)
-        kept, state_tier = random.randint(0, MOST_STATES), None
-        if has_state_host:
-            kept = random.choice((0, 1, 1, 2))
-            state_tier = HostTier(random.choice((1, MOST_STATES, 4 * MOST_STATES)), random.choice((1, 2, 8)))
-        self._slots = HBMPageManager(1 + max_num_seqs + kept, state_tier)
-        states = SequenceStates(self._slots, self._page_size, max_num_seqs) if self._has_states else None
-        self._max_num_seqs = max_num_seqs
-        self._budget = max_num_seqs + random.randint(0, 12)
-        self._groups = CacheGroups(self._page_size, windows, self._budget)
-        self._run_ahead = random.randint(0, 3)
-        self._fair = random.random() < 0.8
-        long = random.choice((None, 1, 3, self._budget))
-        self._timed = random.random() < 0.5
-        """Whether the scheduler is told what steps take: then a prompt is long beside what time leaves of a step."""
-        self._target = random.choice((None, None, random.random()))
-        self._fixed, self._per_token = random.random(), random.choice((0.0, 0.01, 0.1, random.random()))
-        """Seconds of a step, most of the time."""
-        self._long = long or (1 if self._timed else max(1, self._budget // 2))
-        self._num_slots, self._num_adapters = random.choice((0, 1, 2, 3)), 0
-        self._drafts = SimulatedDrafts(random, 0 if self._has_states else random.choice((0, 0, 1, 3, 6)))
-        self._texts = SimulatedTexts(random)
-        self._scheduler = InferenceScheduler(
-            SequenceMemory(self._pages, self._groups, states, self._cost, EarlierTexts(self._texts.num_tokens)),
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=self._budget,
-            long_prefill_token_threshold=long,
-            priority_preemption_threshold=random.randint(1, 12),
-            client_weights=WEIGHTS,
-            reserve=GrowthReserve(self._pages.num_total, least=random.choice((0.0, 0.1, 1.0))),
-            fair=self._fair,
-            adapters=AdapterSlots(self._num_slots),
-            speculation=Speculation(self._drafts.most, has_model=self._drafts.has_model) if self._drafts.most else None,
-            step_costs=StepCosts({self._budget, *random.choices(range(1, self._budget + 1), k=4)}),
-            inter_token_seconds=self._target,
-        )
+        self._drawn = drawn = RandomScheduler(random)
+        self._scheduler, self._drafts, self._texts = drawn.scheduler, drawn.drafts, drawn.texts
+        self._num_adapters = 0
         self._landings = random.choice((1, 4))
         """How often copies may land: seldom where the link is slow."""
         self._adapters = (
-            [self._new_adapter() for _ in range(random.randint(1, MOST_ADAPTERS))] if self._num_slots else []
+            [self._new_adapter() for _ in range(random.randint(1, MOST_ADAPTERS))] if drawn.num_adapter_slots else []
         )
         """Those that new requests may have."""
         self._in_flight: deque[NextIterationPlan] = deque()
@@ -123,12 +63,12 @@ class SchedulerHistory:
         self._ended: list[Life] = []
         self._num_forgotten = 0
         self._device = SimulatedDevice(
-            self._groups,
-            has_states=self._has_states,
-            has_state_host=has_state_host,
-            has_adapters=bool(self._num_slots),
+            drawn.groups,
+            has_states=drawn.has_states,
+            has_state_host=drawn.has_state_host,
+            has_adapters=bool(drawn.num_adapter_slots),
         )
-        self._turns = Turns(self._page_size, self._long, fair=self._fair)
+        self._turns = Turns(drawn.page_size, drawn.long, fair=drawn.fair)
         if random.random() > 0.8:  # above, so that the simplest history has none
             self._flood()
 
@@ -143,7 +83,7 @@ class SchedulerHistory:
         """Everybody finishes, with what they were to give, and nothing is left."""
         patience = PATIENCE * (1 + sum(len(life.tokens) for life in self._alive.values()))
         while self._alive or self._in_flight:
-            planned = self._num_steps <= self._run_ahead and self._plan()
+            planned = self._num_steps <= self._drawn.run_ahead and self._plan()
             if not planned and not self._in_flight:
                 assert self._sample_late() or self._land_copies(all_of_them=True) or self._answer(), (
                     "work is left, but nothing can be planned and nothing will land"
@@ -157,8 +97,8 @@ class SchedulerHistory:
             self._check()
             patience -= 1
             assert patience, f"{sorted(self._alive)} never end"
-        assert not self._pages.num_owned, "everybody has ended, and pages are owned"
-        assert not self._slots.num_owned, "everybody has ended, and slots are owned"
+        assert not self._drawn.pages.num_owned, "everybody has ended, and pages are owned"
+        assert not self._drawn.slots.num_owned, "everybody has ended, and slots are owned"
         left = [status.uid for status in self._scheduler.adapters.statuses()]
         assert sorted(left) == sorted(self._adapters), "a removed adapter is still here"
         for life in self._ended:
@@ -184,8 +124,8 @@ class SchedulerHistory:
 
     def _add(self, client: str | None = None) -> None:
         """A request of one to three samples."""
-        random, pages = self._random, self._pages.num_total
-        capacity = self._groups.tokens_in(pages, pages * self._page_size)
+        random, pages = self._random, self._drawn.pages.num_total
+        capacity = self._drawn.groups.tokens_in(pages, pages * self._drawn.page_size)
         longest = min(LONGEST_PROMPT, capacity - 1)
         prompt = self._next_turn(longest) if self._ended and random.random() > 0.6 else random_prompt(random, longest)
         room = capacity - len(prompt)
@@ -332,7 +272,7 @@ class SchedulerHistory:
 
     def _learn(self) -> None:
         """Copying pays, or it does not any more."""
-        self._cost.token_seconds = self._random.random() / self._page_size
+        self._drawn.cost.token_seconds = self._random.random() / self._drawn.page_size
 
     def _land_copies(self, *, all_of_them: bool = False) -> bool:
         """Some of the copies on their way, the oldest first, have arrived; whether any has."""
@@ -344,7 +284,7 @@ class SchedulerHistory:
 
     def _plan(self) -> bool:
         """Whether there was something to plan."""
-        if self._num_steps > self._run_ahead:
+        if self._num_steps > self._drawn.run_ahead:
             return False
         for done in self._scheduler.take_done():
             self._device.forget_logits(done)
@@ -359,7 +299,7 @@ class SchedulerHistory:
         self._device.copy(plan)
         if not plan.num_tokens:
             return False
-        self._check_plan(plan)
+        self._drawn.check(plan, self._alive)
         self._turns.check(plan, self._alive)
         lives = [self._alive[sequence.request_id] for sequence in plan.sequences]
         rows = self._drafts.run(plan, lives)
@@ -392,13 +332,11 @@ class SchedulerHistory:
             known[sequence.request_id].tokens[row.start + row.kept - row.num_tokens + 1 :][: row.num_tokens]
             for sequence, row in zip(plan.sequences, rows, strict=True)
         ]
-        seconds = (self._fixed + self._per_token * (plan.num_tokens + plan.num_passes)) * self._random.choice(
-            (1, 1, 1, 1.2, 0.8, 10)
-        )
+        seconds = self._drawn.seconds(plan)
         result = StepResult(ids, drafts=[row.num_drafts for row in rows])
         for later in self._scheduler.plans_to_read(plan):
             self._drafts.read(later)
-        for output in self._scheduler.update(plan, result, seconds if self._timed else None):
+        for output in self._scheduler.update(plan, result, seconds):
             life = self._alive[output.request_id]  # one that has ended has no more to say
             life.received += output.token_ids
             if output.finish_reason is not None:
@@ -416,34 +354,7 @@ class SchedulerHistory:
         self._drop_adapters()
         self._scheduler.check_integrity()
         self._texts.check(self._scheduler.memory.earlier, [life.sequence for life in self._alive.values()])
-        pages = self._pages
+        pages = self._drawn.pages
         assert pages.num_free + pages.num_cached + pages.num_owned == pages.num_total, "a page is lost"
-        assert self._slots.num_owned <= MOST_STATES + self._max_num_seqs, "a slot is lost"
+        assert self._drawn.slots.num_owned <= MOST_STATES + self._drawn.max_num_seqs, "a slot is lost"
         assert self._scheduler.num_running + self._scheduler.num_waiting == len(self._alive), "a sequence is lost"
-
-    def _check_plan(self, plan: NextIterationPlan) -> None:
-        assert 0 < plan.num_tokens == sum(plan.counts) <= self._budget, "a step has more tokens than it may"
-        assert len(set(map(id, plan.sequences))) == plan.num_rows <= self._max_num_seqs, "a sequence has two rows"
-        assert plan.logits[: plan.num_decodes] == plan.counts[: plan.num_decodes], "a decoding row samples too little"
-        assert max(plan.counts[: plan.num_decodes], default=1) <= 1 + self._drafts.most, "a row has too many drafts"
-        assert sum(plan.samples) <= max(self._max_num_seqs, 1 + self._drafts.most), "a step samples too much"
-        self._check_seconds(plan)
-        for sequence, start, count in zip(plan.sequences, plan.starts, plan.counts, strict=True):
-            assert sequence.request_id in self._alive, "a sequence that has ended is planned"
-            assert start + count <= sequence.num_paged_tokens, "a token has no page"
-            for group in self._groups.windowed:
-                owned = len(sequence.pages[group]) - sequence.first_pages[group]
-                assert owned <= self._groups.most[group], "a window holds pages that nobody will read"
-
-    def _check_seconds(self, plan: NextIterationPlan) -> None:
-        """Beside decodes, prompts get no more than keeps the step below the target, as far as is known, or their least."""
-        costs, prompts = self._scheduler.step_costs, plan.num_tokens - plan.num_decode_tokens
-        late = [life for life in self._alive.values() if life.sequence.awaits_sample]
-        decodes = plan.num_decode_tokens + sum(life.sequence not in plan.sequences for life in late)
-        passes = plan.num_passes
-        alone, cost = costs.seconds(min(decodes, self._budget), passes), costs.seconds(plan.num_tokens)
-        if decodes and alone is not None and prompts > max(1, self._budget // LEAST_SHARE):
-            target = TIMES * alone if self._target is None else self._target
-            drafting = costs.drafting_seconds(passes)
-            assert cost is not None and drafting is not None, "nobody knows what a step costs"
-            assert cost <= target - drafting, "those who decode wait for prompts"
