@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 
 from ipc.commands import cli
-from scripts.benchmarks.__main__ import parser as bench_parser
+from scripts.benchmarks.command_line.arguments import parser as bench_parser
 from scripts.documents.pages import ROOT
 
 ASSIGNMENT = re.compile(r"\w+=")

@@ -1,0 +1,1 @@
+"""The command line of `scripts/bench`: what can be measured, and by which arguments."""
