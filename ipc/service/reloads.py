@@ -1,4 +1,4 @@
-"""What a running daemon reads again when it is told to: its configuration, and all that has a file of its own."""
+"""What a running daemon reads again when it is told to: its configuration and the files of keys."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,10 +14,11 @@ logger = logging.getLogger(__name__)
 
 
 class Reloads:
-    """Those that were asked for. A part reads something again, and says what of it has changed, if anything.
+    """The reloads that were asked for, each of all ``parts``.
 
-    It raises ConfigurationError or KeyFileError, which changes nothing of it, and other parts are
-    read all the same.
+    A part reads something again and says what has changed, if anything. It may raise
+    ConfigurationError or KeyFileError, and has changed nothing then; the others are read all the
+    same.
     """
 
     def __init__(self, parts: Sequence[Callable[[], str | None]]) -> None:
@@ -26,7 +27,8 @@ class Reloads:
         """Who asked for a reload, None for a signal."""
 
     def ask(self, asker: tuple[str, ReturnChannel] | None = None) -> None:
-        """Have one done, and the channel told of it by this request id; on any thread, or in a signal."""
+        """Have one done; the asker's channel is told, by its request id. On any thread, or in a
+        signal handler."""
         self._asked.put(asker)
 
     def run(self) -> None:

@@ -1,1 +1,1 @@
-"""``odriver install-service``: systemd units for the daemon and its gateway, and a configuration."""
+"""``odriver install-service``: systemd units of the daemon and its gateway, and a configuration."""

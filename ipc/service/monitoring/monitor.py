@@ -1,4 +1,4 @@
-"""What is seen of a daemon, joined: its metrics, ``/health``, traces of requests, and its watchdog."""
+"""What is seen of a daemon: its metrics, ``/health``, traces of requests, and its watchdog."""
 
 from collections.abc import Callable
 from functools import partial
