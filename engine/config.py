@@ -14,6 +14,7 @@ from engine.scheduling.waiting.client_weights import weights_by_client
 from engine.speculation.speculative_config import EXAMPLE, SpeculativeConfig, parse_speculative_config
 
 QUANTIZATIONS = ("int8", "w8a8", "int4", "none")
+LORA_DTYPES = ("auto", "bfloat16", "float32")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
 ATTENTION_BACKENDS = ("auto", "pallas", "jax", "xla")
 MAX_NUM_SEQS = 64
@@ -129,6 +130,12 @@ class EngineConfig:
     enable_lora: bool = setting(False, "", "serve LoRA adapters beside the model")
     max_loras: int = setting(8, "N", "adapters in slots on the device: those of the requests in one step")
     max_lora_rank: int = setting(16, "N", "the largest rank of an adapter; every slot has room for it")
+    lora_dtype: str = setting(
+        "auto",
+        "",
+        "dtype of adapters' factors, as in vLLM; auto is that of activations, and bfloat16 halves what float32 takes",
+        choices=LORA_DTYPES,
+    )
     lora_target_modules: tuple[str, ...] = setting(
         (),
         "MODULE",
@@ -291,6 +298,8 @@ class EngineConfig:
         require_setting(self.max_loras >= 1, "max_loras", "at least 1", self.max_loras)
         rank = self.max_lora_rank
         require_setting(1 <= rank <= MAX_LORA_RANK, "max_lora_rank", f"1 to {MAX_LORA_RANK}", rank)
+        fits = self.lora_dtype in LORA_DTYPES
+        require_setting(fits, "lora_dtype", f"one of {', '.join(LORA_DTYPES)}", self.lora_dtype)
         if self.max_cpu_loras is None:
             object.__setattr__(self, "max_cpu_loras", CPU_LORAS * self.max_loras)
         fits, least = self.max_cpu_loras >= self.max_loras, f"at least max_loras ({self.max_loras})"
@@ -299,6 +308,7 @@ class EngineConfig:
             ("adapter_root", self.adapter_root is not None),
             ("lora_modules", bool(self.lora_paths)),
             ("lora_target_modules", bool(self.lora_target_modules)),
+            ("lora_dtype", self.lora_dtype != "auto"),
         ):
             if given and not self.enable_lora:
                 raise ConfigurationError(f"{name} is for adapters, which are not served: set enable_lora as well")

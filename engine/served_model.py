@@ -255,9 +255,10 @@ def page_dtype(config: EngineConfig, model: ModelSpec, dtype: np.dtype[Any]) -> 
 
 
 def adapter_sizes(config: EngineConfig, dtype: np.dtype[Any], backend: Backend) -> AdapterSizes | None:
-    """The slots of adapters for activations of ``dtype``, if the operator wants such."""
+    """The slots of adapters beside activations of ``dtype``, if the operator wants such."""
     if not config.enable_lora:
         return None
+    dtype = dtype if config.lora_dtype == "auto" else NAMES[config.lora_dtype]
     return AdapterSizes(config.max_loras, config.max_lora_rank, dtype, backend.layout, config.lora_target_modules)
 
 

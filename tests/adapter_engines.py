@@ -96,6 +96,7 @@ def adapter_engines(
     max_loras: int = 2,
     max_lora_rank: int = 64,
     manager: type[ExecutionManager] = FewPrograms,
+    dtype: np.dtype[Any] = FLOAT32,
 ) -> AdapterEngines:
     """The compiled steps of a golden's variant, and its adapters in directories below ``place``."""
     variant, adapters = SETS[golden]
@@ -109,7 +110,7 @@ def adapter_engines(
     targets = WITH_EXPERTS if variant in EXPERTS else ()
     if variant == "qwen2_moe":
         targets += ("shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj", "shared_expert_gate")
-    sizes = AdapterSizes(max_loras, max_lora_rank, FLOAT32, backend.layout, targets)
+    sizes = AdapterSizes(max_loras, max_lora_rank, dtype, backend.layout, targets)
     shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, pool, smallest_step=MAX_NUM_SEQS, adapters=sizes)
     form = backend.weight_format(FLOAT32)
     mesh = DeviceMesh(tuple(jax.devices()[:devices]))

@@ -36,7 +36,7 @@ class AdapterSizes:
     max_loras: int
     max_lora_rank: int
     dtype: np.dtype[Any]
-    """Of activations: adapters are not quantised."""
+    """Of factors, which are not quantised."""
     layout: Layout
     """Of the weights: adapters are beside weights in panels in panels, too."""
     targets: tuple[str, ...] = ()
