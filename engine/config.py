@@ -14,7 +14,7 @@ from engine.scheduling.waiting.client_weights import weights_by_client
 from engine.speculation.speculative_config import EXAMPLE, SpeculativeConfig, parse_speculative_config
 
 QUANTIZATIONS = ("int8", "w8a8", "int4", "none")
-LORA_DTYPES = ("auto", "bfloat16", "float32")
+DTYPES = ("auto", "bfloat16", "float32")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
 ATTENTION_BACKENDS = ("auto", "pallas", "jax", "xla")
 MAX_NUM_SEQS = 64
@@ -43,7 +43,7 @@ class EngineConfig:
     None is a default. ``model`` is the demo model. ``max_num_seqs`` is 64, or
     ``max_num_batched_tokens`` if that is less. ``max_model_len`` is the model's. ``page_size`` is
     16, and 128 on a TPU. ``hbm_utilization`` is 0.9 on an accelerator and 0.4 on a host;
-    ``num_pages`` is what fits in it. ``dtype`` is float32 on CPU and bfloat16 elsewhere.
+    ``num_pages`` is what fits in it.
     ``max_cpu_loras`` is 8 times ``max_loras``.
     """
 
@@ -71,11 +71,11 @@ class EngineConfig:
     hbm_utilization: float | None = setting(
         None, "F", "share of the memory that may be used, above 0 to 1 (default: 0.9; 0.4 on a CPU)"
     )
-    dtype: str | None = setting(
-        None,
+    dtype: str = setting(
+        "auto",
         "",
-        "dtype of weights and activations (default: float32 on CPU, else bfloat16)",
-        choices=("float32", "bfloat16"),
+        "dtype of weights and activations; auto is float32 on a CPU, else bfloat16",
+        choices=DTYPES,
     )
     quantization: str | None = setting(
         None,
@@ -134,7 +134,7 @@ class EngineConfig:
         "auto",
         "",
         "dtype of adapters' factors, as in vLLM; auto is that of activations, and bfloat16 halves what float32 takes",
-        choices=LORA_DTYPES,
+        choices=DTYPES,
     )
     lora_target_modules: tuple[str, ...] = setting(
         (),
@@ -248,7 +248,7 @@ class EngineConfig:
             )
         share = self.hbm_utilization
         require_setting(share is None or 0 < share <= 1, "hbm_utilization", "above 0 and at most 1", share)
-        require_setting(self.dtype in (None, "float32", "bfloat16"), "dtype", "float32 or bfloat16", self.dtype)
+        require_setting(self.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}", self.dtype)
         asked = self.quantization
         require_setting(asked is None or asked in QUANTIZATIONS, "quantization", ", ".join(QUANTIZATIONS), asked)
         kv_dtype = self.kv_cache_dtype
@@ -298,8 +298,7 @@ class EngineConfig:
         require_setting(self.max_loras >= 1, "max_loras", "at least 1", self.max_loras)
         rank = self.max_lora_rank
         require_setting(1 <= rank <= MAX_LORA_RANK, "max_lora_rank", f"1 to {MAX_LORA_RANK}", rank)
-        fits = self.lora_dtype in LORA_DTYPES
-        require_setting(fits, "lora_dtype", f"one of {', '.join(LORA_DTYPES)}", self.lora_dtype)
+        require_setting(self.lora_dtype in DTYPES, "lora_dtype", f"one of {', '.join(DTYPES)}", self.lora_dtype)
         if self.max_cpu_loras is None:
             object.__setattr__(self, "max_cpu_loras", CPU_LORAS * self.max_loras)
         fits, least = self.max_cpu_loras >= self.max_loras, f"at least max_loras ({self.max_loras})"

@@ -74,7 +74,7 @@ class ServedModel:
 
         Results equal float32 weights', for half the memory and, at few rows, half the time.
         """
-        exact = self.config.dtype is None and self.model.dtype == "bfloat16" and self.backend.layout is Layout.PANELS
+        exact = self.config.dtype == "auto" and self.model.dtype == "bfloat16" and self.backend.layout is Layout.PANELS
         return np.dtype(jnp.bfloat16) if exact else self.dtype
 
     @property
@@ -203,7 +203,7 @@ def _resolved(config: EngineConfig, model: ModelSpec, reader: ModelSpec | None =
     acquire_devices()
     partition = split_over_devices(config, model)
     devices = partition.devices
-    dtype = np.dtype(jnp.dtype(config.dtype or _default_dtype()))
+    dtype = np.dtype(jnp.dtype(_default_dtype() if config.dtype == "auto" else config.dtype))
     kv_dtype = page_dtype(config, model, dtype)
     page_size = config.page_size or default_page_size()
     backend = choose_backend(

@@ -148,7 +148,8 @@ def _known(device: Device) -> Chip:
 
 def _fit(config: EngineConfig, path: Path, chip: Chip, chips: int) -> ChipFit:
     """The model, and the draft model if there is one, on so many chips."""
-    model, dtype, of_draft = read_config_file(path), np.dtype(config.dtype or jnp.bfloat16), config.of_draft_model
+    dtype = np.dtype(jnp.bfloat16 if config.dtype == "auto" else config.dtype)
+    model, of_draft = read_config_file(path), config.of_draft_model
     fit = ChipFit(config, _partition(config, model, chips), chip, dtype)
     if of_draft is None:
         return fit

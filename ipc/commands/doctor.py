@@ -195,7 +195,7 @@ def _model(config: EngineConfig, *, on_cpu: bool) -> Iterator[Finding]:
     yield memory(served, available_bytes(), on_cpu=on_cpu)
 
 
-def served_bytes(tensor: "TensorInfo", dtype: str | None, quantization: str | None) -> int:
+def served_bytes(tensor: "TensorInfo", dtype: str, quantization: str | None) -> int:
     """About what a tensor takes on a CPU: matrices in as many bits as are asked for, other numbers in
     the dtype of activations, and what is published in 8 bits or fewer as it is."""
     if tensor.dtype.itemsize == 1 or tensor.dtype.kind in "iub":
