@@ -17,7 +17,6 @@ from ipc.gateway.access.connection_limit import ConnectionLimit
 from ipc.gateway.access.memory_limit import Full, Memory
 from ipc.gateway.access.pace import BODY_RATE, BODY_TIMEOUT, SEND_BYTES, SEND_PERIODS, BodyPace, SendPace
 from ipc.gateway.access.peer_addresses import TrustedProxies, peer_of
-from ipc.gateway.http_protocol import _without_upgrade
 
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: h2c\r\n"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -320,13 +319,24 @@ def test_another_protocol_is_not_taken_up(http: httpx.Client) -> None:
             connection.sendall(request)
 
 
-def test_an_offer_of_another_protocol_is_found_however_it_comes() -> None:
-    """In whatever two pieces; in a body nothing changes, and nothing is lost."""
-    head, body = HEAD + OFFER + b"Content-Length: 14\r\n\r\n", b"\r\nupgrade: h2c"
-    for cut in range(len(head + body)):
-        first, kept = _without_upgrade((head + body)[:cut])
-        second, rest = _without_upgrade(kept + (head + body)[cut:]) if cut < len(head) else ((head + body)[cut:], b"")
-        assert first + second == head.replace(b"Upgrade: h2c", b"X-Upgrade: h2c") + body and not rest
+def test_an_offer_of_another_protocol_is_found_wherever_it_is(http: httpx.Client) -> None:
+    """Behind another request in the same data, with a body of either form, cut anywhere; what follows is read, too."""
+    get = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
+    offer, body = OFFER.replace(b"Upgrade: ", b"uPGRADE:"), b'{"prompt": "\\nupgrade: h2c"}'
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    offers = get + offer + b"\r\n" + HEAD + offer + chunked + HEAD + offer + post(body)[len(HEAD) :]
+    requests = get + b"\r\n" + offers + offers + get + b"Connection: close\r\n\r\n"
+    for cut in (len(requests), *range(len(get) + 2, len(get) + len(offers) + 2, 17)):
+        with connect(http, requests[:cut]) as connection:
+            connection.sendall(requests[cut:])
+            assert rest_of(connection).count(b"HTTP/1.1 200 ") == 8
+
+
+def test_what_follows_connect_is_a_request(http: httpx.Client) -> None:
+    """As it is refused, there is no tunnel."""
+    requests = b"CONNECT /x HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.0\r\n\r\n"
+
+    assert rest_of(connect(http, requests)).count(b"HTTP/1.1 200 ") == 1
 
 
 def test_a_long_head_is_refused_however_it_comes(http: httpx.Client) -> None:

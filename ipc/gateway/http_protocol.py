@@ -1,10 +1,10 @@
 """HTTP/1.1 by uvicorn, with deadlines for its peers and a limit of the head's length."""
 
 import asyncio
-import re
 from http import HTTPStatus
 from typing import Any
 
+from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ipc.gateway.access import pace
@@ -18,10 +18,6 @@ MAX_HEAD_BYTES = 1 << 16
 """The limit of the first line and the headers together."""
 HEAD_TIMEOUT = 30.0
 """Seconds for a head to arrive, from the connection's beginning or the first byte."""
-
-
-_UPGRADE = b"\r\nupgrade:"
-_OFFER = re.compile(_UPGRADE, re.IGNORECASE)
 
 
 class BadHead(Exception):
@@ -43,8 +39,8 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes = self._header_bytes = 0
         self._has_host = False
         self._in_head = True
-        self._kept = b""
-        """What may be the beginning of a header that is not passed on."""
+        self._offer = b""
+        """The head of a request that asks for another protocol, without that."""
         self._head_ended = False
         """Whether the request has ended, or more than a request came, with the last data."""
         self._why_bad = ""
@@ -75,10 +71,7 @@ class Protocol(HttpToolsProtocol):
             self._body.receive(len(data))
         self._head_bytes += len(data)
         self._head_ended = False
-        if self._in_head or self._kept:
-            data, self._kept = _without_upgrade(self._kept + data)
-        if data:
-            super().data_received(data)
+        self._parse(data)
         if self._body is not None and self._arrival is None and not self.transport.is_closing():
             self._wait_for_body(self._body)
         if self._head_ended:
@@ -109,13 +102,18 @@ class Protocol(HttpToolsProtocol):
         """Called by httptools; raises BadHead."""
         if not self._has_host and self.parser.get_http_version() != "1.0":
             self._spoil("there must be a Host header")
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._offer = self._head_without_offer()
+            return
         self._in_head, self._head_ended = False, True
         self._wait_no_more()
         self._body = BodyPace(self.loop.time())
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Called by httptools."""
+        """Called by httptools, behind the head of a request that asks for another protocol, too."""
+        if self._offer:
+            return
         self._in_head = self._head_ended = True
         self._body = None
         self._wait_no_more()
@@ -155,6 +153,32 @@ class Protocol(HttpToolsProtocol):
         self._wait_no_more()
         self._watch_departure_no_more()
         super().connection_lost(exc)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse all of it, as if nobody asked for another protocol.
+
+        A server may ignore that it is asked (RFC 9110, 7.8). httptools takes what follows that head
+        for the other protocol, even a body, and Java's client asks for HTTP/2 so in each first
+        request: that head is parsed once more, without it.
+        """
+        self._unset_keepalive_if_required()
+        left = [memoryview(data)]
+        try:
+            while left:
+                part = left.pop()
+                try:
+                    self.parser.feed_data(part)
+                except HttpParserUpgrade as upgrade:
+                    left += [part[upgrade.args[0] :], memoryview(self._offer)]
+                    self._offer = b""
+        except HttpParserError:
+            self.logger.warning("a request that is no HTTP came from %s", self.host)
+            self.send_400_response("this is no HTTP request that can be read")
+
+    def _head_without_offer(self) -> bytes:
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def _count(self, num_bytes: int) -> None:
         self._header_bytes += num_bytes
@@ -217,16 +241,3 @@ class Protocol(HttpToolsProtocol):
         if self._departure is not None:
             self._departure.cancel()
             self._departure = None
-
-
-def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
-    """A head, or a part of one, in which nobody asks for another protocol, and what of it waits for more.
-
-    A server may ignore that it is asked (RFC 9110, 7.8). httptools takes what follows for the other
-    protocol, even a body, and Java's client asks for HTTP/2 so in each first request.
-    """
-    head, end, rest = data.partition(b"\r\n\r\n")
-    last = head[-len(_UPGRADE) :].lower()
-    begun = () if end else (count for count in range(len(_UPGRADE) - 1, 0, -1) if last.endswith(_UPGRADE[:count]))
-    passed = len(head) - next(iter(begun), 0)
-    return _OFFER.sub(b"\r\nX-Upgrade:", head[:passed]) + end + rest, head[passed:]
