@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterable
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ from test_gateway_output import cut, told
 from written_calls import written
 
 from ipc.async_client import AsyncClient
-from ipc.gateway.output.call_literals import gemma_calls, python_calls
+from ipc.gateway.output.call_literals import GEMMA_QUOTE, gemma_calls, python_calls
 from ipc.gateway.output.dialect import Dialect
 from ipc.gateway.output.harmony import HarmonyParser
 from ipc.gateway.output.output_events import joined
@@ -19,7 +20,7 @@ from ipc.gateway.output.output_parser import whole_output
 from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningParser, reasoning_format_of
 from ipc.gateway.output.schema_types import parameter_kinds
 from ipc.gateway.output.tool_call_parser import ToolCallParser
-from ipc.gateway.output.tool_formats import HARMONY, TOOL_FORMATS, ToolFormat, tool_format_of
+from ipc.gateway.output.tool_formats import GEMMA4, HARMONY, TOOL_FORMATS, ToolFormat, tool_format_of
 
 ROWS = {f"{name}-{place}": row for name, rows in TOOL_FORMATS.items() for place, row in enumerate(rows)}
 del ROWS["openai-0"]
@@ -64,6 +65,7 @@ def test_what_a_format_writes_it_reads(row: ToolFormat) -> None:
         [("add", HARD), ("now", {})],
         [("now", {})],
         [("add", {"days": None}), ("add", HARD)],
+        [("add", {"city": "".join(marks_of(row))}), ("now", {})],
     ):
         text = written(row, *calls)
 
@@ -72,6 +74,51 @@ def test_what_a_format_writes_it_reads(row: ToolFormat) -> None:
         assert read(row, text, parallel=False) == read(row, text)[:1]
         if row.around[0] + row.call[0] not in ("[", '{"name": "'):
             assert decoded(read(row, f"Well:\n{text}")) == ["Well:", *calls]
+
+
+def texts_of(marks: Iterable[str]) -> st.SearchStrategy[str]:
+    """Texts of marks, halves of them, and what is a mark to JSON and to Python."""
+    halves = [half for mark in marks if mark.strip() for half in (mark, mark[: len(mark) // 2], mark[len(mark) // 2 :])]
+    return st.lists(st.sampled_from(sorted({*halves, *"\"'\\\n{}[](),; x"})), max_size=6).map("".join)
+
+
+def marks_of(row: ToolFormat) -> list[str]:
+    """Those of a format that a string in a call may have: all but the one that ends it, where no escape is written."""
+    marks = [row.marker, row.first, row.last, *row.closers, *row.tokens, *row.call, *row.around, "</think>"]
+    return [mark for mark in marks if (end_of_string(row) or "none") not in mark]
+
+
+def end_of_string(row: ToolFormat) -> str | None:
+    """The mark that ends a string in a call, and cannot be in one."""
+    return row.tags.closing if row.tags is not None else GEMMA_QUOTE if row is GEMMA4 else None
+
+
+@settings(max_examples=2 * settings.default.max_examples)
+@given(data=st.data(), name=st.sampled_from(sorted(ROWS)))
+def test_a_string_in_a_call_may_have_any_marks(data: st.DataObject, name: str) -> None:
+    """Whole, and at every cut of the text."""
+    row, end = ROWS[name], end_of_string(ROWS[name])
+    values = texts_of(marks_of(row)).filter(lambda text: end is None or (text + end).find(end) == len(text))
+    calls = [("add", {"city": data.draw(values), "days": 3}), ("now", {})]
+    text = written(row, *calls)
+
+    assert decoded(read(row, text)) == calls
+    assert decoded(read(row, text, list(text))) == calls
+    for place in range(len(text)):
+        assert decoded(read(row, text, [text[:place], text[place:]])) == calls
+
+
+@given(value=texts_of((*HARMONY.tokens, "<|call|>", "<|return|>")))
+def test_a_string_in_a_call_of_gpt_oss_may_have_any_marks(value: str) -> None:
+    """Its message is JSON; what follows is read, too."""
+    arguments = json.dumps({"a": value})
+    text = f"{THINKS}{CALLS}{arguments}<|call|>{CALLS}{{}}<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+    expected = [("thinks", "Hm."), ("add", arguments), ("add", "{}"), "Yes."]
+
+    assert messages_in(text) == messages_in(text, list(text)) == expected
+    start = text.index(arguments)
+    for place in range(start, start + len(arguments) + len("<|call|>")):
+        assert messages_in(text, [text[:place], text[place:]]) == expected
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)

@@ -1,6 +1,6 @@
 """Reading the arguments of a call, in a model's notation, as JSON while they come."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import regex
@@ -112,7 +112,7 @@ class TaggedArguments:
 class _Strings:
     """Reads past strings in any of these ``quotes``, in a text that comes in pieces."""
 
-    def __init__(self, quotes: str) -> None:
+    def __init__(self, quotes: Collection[str]) -> None:
         self._quotes = quotes
         self._string = ""
         """The quote of the string that it is in."""
@@ -137,7 +137,7 @@ class Braces:
     """Finds the brace that closes the first, or the last of ``depth`` open ones, outside of strings
     in any of these ``quotes``."""
 
-    def __init__(self, depth: int = 0, braces: str = "{}", quotes: str = '"') -> None:
+    def __init__(self, depth: int = 0, braces: str = "{}", quotes: Collection[str] = '"') -> None:
         self._depth = depth
         self._braces = braces
         self._strings = _Strings(quotes)
@@ -153,18 +153,39 @@ class Braces:
 
 
 class EndMark:
-    """Finds a mark, which has its first character only once, outside of strings in ``quotes``."""
+    """Finds the first of some marks outside of strings in any of these ``quotes``; in a string, those
+    of one character are escaped by a backslash."""
 
-    def __init__(self, mark: str, quotes: str) -> None:
-        self._mark = mark
-        self._num_matched = 0
-        self._strings = _Strings(quotes)
+    def __init__(self, marks: Collection[str], quotes: Collection[str] = ()) -> None:
+        self._marks = marks
+        self._quotes = quotes
+        self._next = {"": _any_of(*marks, *quotes)}
+        """What is looked for in a string of each quote, and in none."""
+        for quote in quotes:
+            self._next[quote] = regex.compile(rf"\\(?s:.)|{quote}") if len(quote) == 1 else _any_of(quote)
+        self._string = ""
+        """The quote of the string that it is in."""
+        self.num_undecided = 0
+        """Characters at the end of the text that may begin a mark, a quote or an escape."""
+
+    def search(self, text: str, start: int = 0) -> "regex.Match[str] | None":
+        """The mark, in a text that has more from ``start`` on; None if it is still to come."""
+        place = start - self.num_undecided
+        while found := self._next[self._string].search(text, place):
+            if found[0] in self._marks and not self._string:
+                return found
+            place = found.end()
+            if found[0] in self._quotes:
+                self._string = "" if self._string else found[0]
+        awaited = (self._string, "\\ ") if self._string else (*self._marks, *self._quotes)
+        self.num_undecided = max(partial(text[place:], mark) for mark in awaited)
+        return None
 
     def end(self, text: str, start: int = 0) -> int:
-        """Where it ends, in more of the text; -1 if it is still to come."""
-        for place in self._strings.outside(text, start):
-            goes_on = text[place] == self._mark[self._num_matched]
-            self._num_matched = self._num_matched + 1 if goes_on else int(text[place] == self._mark[0])
-            if self._num_matched == len(self._mark):
-                return place + 1
-        return -1
+        """Where it ends, in a text that has more from ``start`` on; -1 if it is still to come."""
+        found = self.search(text, start)
+        return -1 if found is None else found.end()
+
+
+def _any_of(*texts: str) -> "regex.Pattern[str]":
+    return regex.compile("|".join(map(regex.escape, texts)))

@@ -20,7 +20,8 @@ _TOKEN = regex.compile(
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPE = regex.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|x([0-9a-fA-F]{2})|(?s:(.)))")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
-_QUOTE = '<|"|>'
+GEMMA_QUOTE = '<|"|>'
+"""Around a string of Gemma's."""
 
 
 class Call(NamedTuple):
@@ -169,8 +170,8 @@ def _tokens(text: str) -> list[tuple[str, str]]:
 
 def _key(token: str) -> str:
     """A name or a string as a string of JSON."""
-    if token.startswith(_QUOTE):
-        return quoted(token.removeprefix(_QUOTE).removesuffix(_QUOTE))
+    if token.startswith(GEMMA_QUOTE):
+        return quoted(token.removeprefix(GEMMA_QUOTE).removesuffix(GEMMA_QUOTE))
     if token[0] not in "\"'":
         return quoted(token)
     try:

@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 import regex
 
+from ipc.gateway.output.argument_readers import EndMark
 from ipc.gateway.output.markers import partial
 from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, Reasoning, joined
 
@@ -38,6 +39,8 @@ class HarmonyParser:
         """The kinds of the messages before this one."""
         self._message: str | None = None
         """What the message is that is being read: analysis, call, content or skipped."""
+        self._ends = EndMark(_ENDS)
+        """The end of that message; a call's arguments are JSON."""
         self._text = ""
         """Text of undecided meaning."""
 
@@ -86,28 +89,27 @@ class HarmonyParser:
         if recipient is not None and recipient[1] in self._names:
             self._num_calls += 1
             counts = self._parallel or self._num_calls == 1
-            self._message = "call" if counts else "skipped"
+            self._message, self._ends = "call" if counts else "skipped", EndMark(_ENDS, '"')
             return [CallBegins(self._num_calls - 1, recipient[1])] if counts else []
         is_analysis = recipient is not None or (channel is not None and channel[1] == "analysis")
         return self._begin("analysis" if is_analysis else "content")
 
     def _begin(self, message: str) -> list[OutputEvent]:
         """An empty line between two messages of a kind."""
-        self._message = message
+        self._message, self._ends = message, EndMark(_ENDS)
         again = message in self._told
         self._told.add(message)
         return self._said("\n\n") if again else []
 
     def _body(self, at_end: bool) -> tuple[list[OutputEvent], bool]:
         """The events of a message, and whether it waits for more."""
-        places = [(place, mark) for mark in _ENDS if (place := self._text.find(mark)) >= 0]
-        if not places:
-            size = len(self._text) if at_end else len(self._text) - max(partial(self._text, mark) for mark in _ENDS)
+        found = self._ends.search(self._text, self._ends.num_undecided)
+        if found is None:
+            size = len(self._text) - (0 if at_end else self._ends.num_undecided)
             text, self._text = self._text[:size], self._text[size:]
             return self._said(text), True
-        place, mark = min(places)
-        text = self._text[:place]
-        self._text = self._text[place if mark in _ENDS[-2:] else place + len(mark) :]
+        text = self._text[: found.start()]
+        self._text = self._text[found.start() if found[0] in _ENDS[-2:] else found.end() :]
         events = self._said(text)
         self._message = None
         return events, False

@@ -112,7 +112,7 @@ class ToolCallParser:
         if self._row.calls is not None:
             row = self._row
             bracketed = row.last == "]"
-            self._braces = Braces(braces="[]", quotes=row.quotes) if bracketed else EndMark(row.last, row.quotes)
+            self._braces = Braces(braces="[]", quotes=row.quotes) if bracketed else EndMark((row.last,), row.quotes)
             self._place = self._whole_calls
             return
         yield from self._begin(name)

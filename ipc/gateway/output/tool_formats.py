@@ -6,7 +6,7 @@ from typing import NamedTuple
 import regex
 
 from ipc.gateway.output.argument_readers import Tags
-from ipc.gateway.output.call_literals import Call, gemma_calls, python_calls
+from ipc.gateway.output.call_literals import GEMMA_QUOTE, Call, gemma_calls, python_calls
 
 _KEY = r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 _OBJECT = (
@@ -60,7 +60,7 @@ class ToolFormat(NamedTuple):
     tags: Tags | None = None
     calls: Callable[[str], list[Call] | None] | None = None
     last: str = ""
-    quotes: str = ""
+    quotes: tuple[str, ...] = ()
 
     @property
     def has_objects(self) -> bool:
@@ -254,7 +254,7 @@ PYTHONIC = ToolFormat(
     special=True,
     calls=python_calls,
     last="]",
-    quotes="\"'",
+    quotes=('"', "'"),
     evidence=regex.compile(r"\[func_name1\(|<\|python_start\|>"),
 )
 OLMO3 = PYTHONIC._replace(
@@ -275,10 +275,11 @@ GEMMA4 = ToolFormat(
     header=regex.compile(rf"\s*call:{_FUNCTION}\{{"),
     closers=(),
     call=("<|tool_call>call:", "", "<tool_call|>"),
-    tokens=("<|tool_call>", "<tool_call|>", '<|"|>'),
+    tokens=("<|tool_call>", "<tool_call|>", GEMMA_QUOTE),
     special=True,
     calls=gemma_calls,
     last="<tool_call|>",
+    quotes=(GEMMA_QUOTE,),
     evidence=regex.compile(r"<\|tool_call>"),
 )
 HARMONY = ToolFormat(

@@ -6,14 +6,13 @@ from typing import Any
 
 from driver.grammars.notation import any_of
 from ipc.gateway.output.argument_readers import Tags
-from ipc.gateway.output.call_literals import NAME
+from ipc.gateway.output.call_literals import GEMMA_QUOTE, NAME
 from ipc.gateway.output.lark import SPACED, json_of, literal, one_of, text_rule
 from ipc.gateway.output.schema_types import parameter_kinds
 from ipc.gateway.output.tool_formats import GEMMA4, ToolFormat
 from ipc.openai.chat_tools import Function
 from ipc.openai.request_bodies import BodyError
 
-_QUOTE = '<|"|>'
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 _GEMMA_WORDS = {
     "boolean": '"true" | "false"',
@@ -46,7 +45,11 @@ def call_rules(
     for number, function in enumerate(functions):
         yield from _Arguments(row, function, number, token_ids).rules()
     if row is GEMMA4:
-        yield from [*_GEMMA_RULES, f"string: {literal(_QUOTE, token_ids)} text", text_rule("text", _QUOTE, token_ids)]
+        yield from [
+            *_GEMMA_RULES,
+            f"string: {literal(GEMMA_QUOTE, token_ids)} text",
+            text_rule("text", GEMMA_QUOTE, token_ids),
+        ]
     elif row.tags is not None:
         yield text_rule("text", _end(row.tags), token_ids)
 
@@ -101,7 +104,7 @@ class _Arguments:
         if tags is not None:
             return f"{self._tag(tags, key)} {self._text(key, schema, _end(tags))}"
         if self._row is GEMMA4:
-            name = key if NAME.fullmatch(key) else f"{_QUOTE}{key}{_QUOTE}"
+            name = key if NAME.fullmatch(key) else f"{GEMMA_QUOTE}{key}{GEMMA_QUOTE}"
             return f"{literal(name + ':', ids)} {self._gemma_value(key, schema)}"
         name = key if NAME.fullmatch(key) else json.dumps(key, ensure_ascii=False)
         return f"{literal(name + '=', ids)} {self._json(schema)}"
@@ -131,7 +134,7 @@ class _Arguments:
     def _gemma_value(self, key: str, schema: Any) -> str:
         kinds = parameter_kinds(self._schema, key)
         if words := _words(schema, kinds):
-            quote = literal(_QUOTE, self._token_ids)
+            quote = literal(GEMMA_QUOTE, self._token_ids)
             return f"{quote} {any_of(words)} {quote}"
         if kinds <= {"number", "boolean", "null"}:  # as JSON has them
             return self._json(schema)
