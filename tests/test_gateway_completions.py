@@ -15,7 +15,7 @@ from gateways import CHAT, TEXT, chat, events, gateway
 
 from driver.errors import Draining, Overloaded
 from driver.request import ActiveRequest, Logprob, ReturnSample, Timings, Usage
-from ipc.gateway.endpoints.echo import Echo
+from ipc.gateway.endpoints.echo import Echo, _num_behind
 from ipc.gateway.endpoints.stream_usage import StreamUsage
 from ipc.gateway.endpoints.text_chunks import TextChunks
 from ipc.openai.answer_bodies import TextChoice, TextCompletion
@@ -382,15 +382,27 @@ def test_an_echo_has_what_is_known_of_all_of_its_prompt() -> None:
     assert [value for column in columns if column for value in column.token_logprobs] == [None, -2.0, -3.0, -0.5]
 
 
-def test_what_a_tokenizer_puts_before_a_text_is_at_its_beginning() -> None:
-    """A token that begins all texts, and the space before their first word: others are where they are in the text."""
-    echo = Echo("Hi you", "<s>", AnswerFormat(1), alone=True)
-    known = [None, {5: Logprob(-2.0, 1, " Hi")}, {6: Logprob(-3.0, 1, " you")}]
+@pytest.mark.parametrize("plain", [[5, 6], [5, 6, 7], [5, 6, 7, 8]])
+def test_what_a_tokenizer_puts_around_a_text_is_at_its_ends(plain: list[int]) -> None:
+    """A token that begins all texts, the space before their first word, and what ends them; others are where they are."""
+    num_behind = _num_behind([1, 5, 6, 7, 8], plain)
+    text = "Hi you" + "</s>" * (2 - num_behind)
+    echo = Echo(text, "<s>", AnswerFormat(1), alone=True, num_behind=num_behind)
+    known = [
+        None,
+        *({5 + place: Logprob(-2.0, 1, token)} for place, token in enumerate((" Hi", " you", "</s>", "</s>"))),
+    ]
 
     answer = TextCompletion(id="a", model="parrot", choices=[TextChoice(index=0, text="")])
-    whole = echo.before(Completion([], Usage(3, 0), known), answer)
+    whole = echo.before(Completion([], Usage(5, 0), known), answer)
 
-    assert whole.choices[0].logprobs is not None and whole.choices[0].logprobs.text_offset == [0, 0, 2]
+    assert whole.choices[0].logprobs is not None and whole.choices[0].logprobs.text_offset == [
+        0,
+        0,
+        2,
+        6,
+        min(10, len(text)),
+    ]
 
 
 def score(driver: FakeDriver) -> None:

@@ -15,12 +15,18 @@ from ipc.wire.completion import Completion, Piece
 
 
 class Echo:
-    """The text of a prompt, and with log-probabilities that of its first token, which has none."""
+    """The text of a prompt, and with log-probabilities that of its first token, which has none.
 
-    def __init__(self, text: str, first: str | None, answer_format: AnswerFormat, *, alone: bool) -> None:
+    The tokenizer has put ``num_behind`` tokens behind the text.
+    """
+
+    def __init__(
+        self, text: str, first: str | None, answer_format: AnswerFormat, *, alone: bool, num_behind: int = 0
+    ) -> None:
         self.text = text
         self._format = answer_format
         self._first = first
+        self._num_behind = num_behind
         self._alone = alone
         """Whether only the prompt is wanted: the one token generated in any case is left out."""
         self._prompt_logprobs: PromptLogprobs = []
@@ -73,8 +79,11 @@ class Echo:
         if self._first is None:
             return None
         known = [token for token in self._prompt_logprobs if token is not None]
-        added = len(self._first) + text_length(known) - len(self.text)  # by the tokenizer, in front of the text
-        return text_logprobs(known, self._format, -max(0, added), first=self._first)
+        written = known[: len(known) - self._num_behind]
+        added = len(self._first) + text_length(written) - len(self.text)  # by the tokenizer, in front of the text
+        columns = text_logprobs(known, self._format, -max(0, added), first=self._first)
+        offsets = [min(offset, len(self.text)) for offset in columns.text_offset]
+        return msgspec.structs.replace(columns, text_offset=offsets)
 
 
 async def echoed(client: AsyncClient, asked: Question, body: CompletionRequest) -> tuple[Question, Echo]:
@@ -98,7 +107,8 @@ async def echoed(client: AsyncClient, asked: Question, body: CompletionRequest) 
         if isinstance(prompt, str):
             token_ids = await client.tokenize(prompt)
             first = await _first(client, token_ids)
-            echo = Echo(prompt, first, asked.answer_format, alone=alone)
+            num_behind = _num_behind(token_ids, await client.tokenize(prompt, add_special_tokens=False))
+            echo = Echo(prompt, first, asked.answer_format, alone=alone, num_behind=num_behind)
             return asked._replace(prompt=token_ids, params=params), echo
         first = await _first(client, prompt)
     text = prompt if isinstance(prompt, str) else await client.detokenize(prompt)
@@ -107,6 +117,12 @@ async def echoed(client: AsyncClient, asked: Question, body: CompletionRequest) 
 
 async def _first(client: AsyncClient, token_ids: list[int]) -> str:
     return await client.detokenize(token_ids[:1])
+
+
+def _num_behind(token_ids: list[int], plain: list[int]) -> int:
+    """How many tokens are behind those of the plain text."""
+    added = len(token_ids) - len(plain)
+    return next((count for count in range(added + 1) if token_ids[added - count :][: len(plain)] == plain), 0)
 
 
 def _joined(prompt: TextLogprobs, output: TextLogprobs, length: int) -> TextLogprobs:
