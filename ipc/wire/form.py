@@ -4,6 +4,7 @@ Fields of any content (``messages``, ``tools``, ``chat_template_kwargs``, ``para
 here; ipc/wire/messages.py limits the length of all others.
 """
 
+import math
 from contextlib import suppress
 
 import msgspec
@@ -24,13 +25,13 @@ def check_message(frame: bytes) -> None:
     fields, left = _named("the message", frame), MAX_VALUES
     for name in ("messages", "tools"):
         if name in fields:
-            left -= _num_values(name, bytes(fields[name]), MAX_DEPTH - 1, left)
+            _, left = _skipped(name, bytes(fields[name]), 0, left, MAX_DEPTH - 1)
     for name in ("chat_template_kwargs", "params"):
         for inner, value in _named(name, bytes(fields.get(name, b""))).items():
             if len(inner) > MAX_NAME_LENGTH:
                 raise ValueError(f"{name}: a name may have {MAX_NAME_LENGTH} characters, not {len(inner)}")
             if name != "params" or not _are_ids(inner, value):
-                left -= _num_values(f"{name}.{inner}", bytes(value), MAX_DEPTH - 2, left)
+                _, left = _skipped(f"{name}.{inner}", bytes(value), 0, left, MAX_DEPTH - 2)
 
 
 def encoded_field(frame: bytes, name: str) -> bytes:
@@ -42,10 +43,10 @@ def encoded_field(frame: bytes, name: str) -> bytes:
         return b""
     key, left = msgspec.msgpack.encode(name), MAX_VALUES
     num_inside, position = _num_inside(frame, frame[0], 1)
-    with suppress(IndexError):  # it ends before its last value
+    with suppress(IndexError, ValueError):  # it ends before its last value, or has too many
         for _ in range(num_inside // 2):
-            begin, left = _skipped(frame, position, left)
-            end, left = _skipped(frame, begin, left)
+            begin, left = _skipped(name, frame, position, left)
+            end, left = _skipped(name, frame, begin, left)
             if frame[position:begin] == key:
                 return frame[begin:end]
             position = end
@@ -124,19 +125,20 @@ _LENGTHS |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
 """For binaries, extensions and strings: the bytes of their length, and of their type."""
 
 
-def _num_values(name: str, data: bytes, depth: int, most: int) -> int:
-    """The number of values, keys included; raises ValueError beyond ``most`` or ``depth``."""
-    position, count, left = 0, 0, 1
+def _skipped(name: str, data: bytes, position: int, most: int, depth: float = math.inf) -> tuple[int, int]:
+    """Where the value at a position ends, and what is left of ``most`` values, keys included; raises
+    ValueError beyond them or ``depth``, and IndexError beyond the data."""
+    left = 1
     outer: list[int] = []
     """Values left in each map and list around the innermost, which has ``left``."""
     while True:
         while not left:
             if not outer:
-                return count
+                return position, most
             left = outer.pop()
-        left, count = left - 1, count + 1
-        if count > most:
+        if not most:
             raise ValueError(f"{name}: a message may have {MAX_VALUES} values in all, besides token ids")
+        left, most = left - 1, most - 1
         lead = data[position]
         size = _SIZES[lead]
         if size > 0:
@@ -148,26 +150,6 @@ def _num_values(name: str, data: bytes, depth: int, most: int) -> int:
                 raise ValueError(_too_deep(name))
             outer.append(left)
             left, position = _num_inside(data, lead, position + 1)
-
-
-def _skipped(data: bytes, position: int, most: int) -> tuple[int, int]:
-    """Where the value at a position ends, and what is left of ``most`` values; raises IndexError
-    beyond them, and beyond the data."""
-    left = 1
-    while left:
-        if not most:
-            raise IndexError
-        left, most = left - 1, most - 1
-        lead = data[position]
-        size = _SIZES[lead]
-        if size > 0:
-            position += size
-        elif size == 0:
-            position = _end_of_bytes(data, lead, position)
-        else:
-            num_inside, position = _num_inside(data, lead, position + 1)
-            left += num_inside
-    return position, most
 
 
 def _end_of_bytes(data: bytes, lead: int, position: int) -> int:
