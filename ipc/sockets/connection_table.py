@@ -10,6 +10,8 @@ import heapq
 import itertools
 from collections import Counter, defaultdict, deque
 
+from zmq import MessageTracker
+
 SHARE_OF_PEER, SHARE_OF_OWNER = 2, 4
 """Shares of the connections: at any stage one user or machine has at most half, and one key, user
 or machine at most a quarter of those that are served; the rest of that half get an error."""
@@ -31,7 +33,9 @@ class PeerConnection:
         self.num_taken = self.num_bytes_taken = 0
         """Messages sent into it and not yet reported to the daemon, and their bytes."""
         self.num_bytes_sent = 0
-        """Bytes sent into it since it was last known to be empty."""
+        """Bytes sent into it since libzmq was last known to have written all."""
+        self.filled_by: MessageTracker | None = None
+        """The message with which those were too many: done when libzmq has written it."""
         self.held: deque[bytes] = deque()
         """Messages that have not."""
         self.num_bytes_held = 0

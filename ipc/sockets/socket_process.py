@@ -19,7 +19,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from ipc.sockets.connection_table import Accepted, Connections, PeerConnection
-from ipc.sockets.descriptors import USER, is_chosen, num_unsent, peer_of, raise_open_files_limit, shut
+from ipc.sockets.descriptors import USER, is_chosen, peer_of, raise_open_files_limit, shut
 from ipc.sockets.full_connections import FullConnections
 from ipc.sockets.link import Kind, Link, LinkLost
 from ipc.sockets.router import LINGER, SocketConfiguration, new_router
@@ -34,8 +34,8 @@ PARTS_PER_TURN = 256
 TAKEN_AT_ONCE, BYTES_TAKEN_AT_ONCE = 50, 2**20
 """Sent messages that are reported to the daemon together, and their bytes."""
 MAX_BYTES_INSIDE = 8 * 2**20
-"""Bytes in a connection from which on it is full, until its peer has read all of them: libzmq, which
-counts messages alone, cannot say how many are left."""
+"""Bytes in a connection from which on it is full, until libzmq has written all of them: it counts
+messages alone, and says when it has written one."""
 MAX_CONNECTIONS = 8192
 SPARE_FILES = 64
 """File descriptors that are not for connections."""
@@ -179,12 +179,16 @@ class SocketProcess:
 
     def _deliver(self, connection: PeerConnection, frame: bytes) -> bool:
         """Whether there was room for it. A lost connection has room: its end is reported soon."""
-        if connection.num_bytes_sent >= MAX_BYTES_INSIDE:
-            if num_unsent(connection.descriptor):
+        if connection.filled_by is not None:
+            if not connection.filled_by.done:
                 return False
-            connection.num_bytes_sent = 0
+            connection.num_bytes_sent, connection.filled_by = 0, None
+        fills = connection.num_bytes_sent + len(frame) >= MAX_BYTES_INSIDE
+        message = zmq.Frame(frame, track=True, copy=False) if fills else frame
         try:
-            self._router.send_multipart([connection.routing_id, frame], zmq.NOBLOCK)
+            connection.filled_by = self._router.send_multipart(
+                [connection.routing_id, message], zmq.NOBLOCK, copy=not fills, track=fills
+            )
         except zmq.Again:
             return False
         except zmq.ZMQError as error:

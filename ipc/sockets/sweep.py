@@ -73,8 +73,10 @@ class Sweep:
         """
         self._looked_at = now
         waits_for_us, self.was_drained = is_dropping or not self.was_drained, False
-        known = min(MAX_KNOWN, sum(map(_known_bytes, connections)))
-        is_pressed = self._takes_more_than((2 if waits_for_us else 1) * MAX_MEMORY + known)
+        limit, own = (2 if waits_for_us else 1) * MAX_MEMORY, CONNECTION_BYTES * len(connections)
+        is_pressed = self._takes_more_than(limit + min(MAX_KNOWN, own)) and self._takes_more_than(
+            limit + min(MAX_KNOWN, own + sum(map(_bytes_for, connections)))
+        )
         if is_pressed:
             yield from filter(_brings_no_message, connections)
         if now >= self._swept_at + SWEEP_INTERVAL:
@@ -98,16 +100,17 @@ class Sweep:
                     connection.waits_since = now
                 if connection.held:
                     ends_at = min(ends_at, connection.waits_since + (PRESSED_LIMIT if is_pressed else FULL_LIMIT))
-                elif not num_unsent(accepted.descriptor):
-                    connection.num_bytes_sent = 0
             if now > min(accepted.last_received_at + limit, ends_at):
                 yield accepted
 
 
-def _known_bytes(accepted: Accepted) -> int:
-    """What a connection takes, and what is in it and held for it."""
+def _bytes_for(accepted: Accepted) -> int:
+    """What is inside of a connection, and held for it, at most."""
     connection = accepted.connection
-    return CONNECTION_BYTES + (0 if connection is None else connection.num_bytes_sent + connection.num_bytes_held)
+    if connection is None:
+        return 0
+    is_empty = not connection.num_bytes_sent or not num_unsent(accepted.descriptor)
+    return connection.num_bytes_held + (0 if is_empty else connection.num_bytes_sent)
 
 
 def _brings_no_message(accepted: Accepted) -> bool:
