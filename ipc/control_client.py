@@ -19,7 +19,7 @@ import zmq
 
 from driver.request import RequestOrder, UpdateMode
 from engine.live.weight_source import SharedArray
-from ipc.connection.session import Session, check_process
+from ipc.connection.session import Session, check_process, started_context
 from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed
 from ipc.wire.addresses import client_address, control_address
 from ipc.wire.codec import encode
@@ -71,7 +71,7 @@ class ControlClient:
         own = None if key is None else client_key(Path(key))
         self._process = os.getpid()
         self._serials = itertools.count(1)
-        self._context = zmq.Context()
+        self._context = started_context(checked)
         self._poller = zmq.Poller()
         try:
             self._session = Session(self._context, checked, self._poller, own)

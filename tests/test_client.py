@@ -329,6 +329,37 @@ def test_without_room_for_a_socket_connecting_fails_in_words(
         assert client.status()["state"] == "serving"
 
 
+FEW_FILES = """
+import os, resource
+from ipc.{module} import {name}
+from ipc.errors import ConnectFailed
+
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+held = []
+try:
+    while True:
+        held.append(os.eventfd(0))
+except OSError:
+    pass
+for _ in range(8):
+    try:
+        {name}("ipc:///nowhere", timeout=0.0)
+    except ConnectFailed as error:
+        assert "Too many open files" in str(error), error
+    os.close(held.pop())
+"""
+
+
+@pytest.mark.parametrize(("module", "name"), [("client", "Client"), ("control_client", "ControlClient")])
+def test_a_process_with_few_files_left_is_told_so(module: str, name: str) -> None:
+    """And is not aborted by libzmq, which its threads do that get none."""
+    program = FEW_FILES.format(module=module, name=name)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_daemon_that_does_not_answer_is_said_to_be_there(address: str) -> None:
     """One that hangs accepts connections; one that is loading its model says that it is."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as stuck:

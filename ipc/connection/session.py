@@ -43,6 +43,9 @@ GREETING_PATIENCE = 0.2
 LONGEST_KNOCK = 1000
 """Milliseconds between attempts to reach a daemon; the first follow each other sooner."""
 
+NUM_DESCRIPTORS = 12
+"""File descriptors that a client takes, about: 11 with its first connection."""
+
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
@@ -63,6 +66,23 @@ def check_process(maker: int) -> None:
     none of its threads, and libzmq's sockets are the parent's."""
     if os.getpid() != maker:
         raise ConnectionLost("this client was made before the process forked: make another one in the child")
+
+
+def started_context(address: str) -> "zmq.Context[zmq.Socket[bytes]]":
+    """A context for the connections of a client, with its threads. Raises ConnectFailed where too few
+    file descriptors are free.
+
+    The first socket starts the threads, and libzmq aborts the process if one of them gets none.
+    """
+    try:
+        with ExitStack() as held:
+            for _ in range(NUM_DESCRIPTORS):
+                held.callback(os.close, os.eventfd(0))
+        context = zmq.Context()
+        context.socket(zmq.PAIR).close(0)
+    except (OSError, zmq.ZMQError) as error:
+        raise ConnectFailed(f"cannot connect to {address}: {error.strerror}") from error
+    return context
 
 
 class Session:

@@ -17,7 +17,7 @@ from ipc.connection.call import Call, Put, SingleQuestion, request_frame
 from ipc.connection.call_table import CallTable
 from ipc.connection.read_ahead import CREDIT_STEP, Unread
 from ipc.connection.retry import Resumption, with_seed
-from ipc.connection.session import Session, check_process
+from ipc.connection.session import Session, check_process, started_context
 from ipc.errors import ConnectFailed, ConnectionLost
 from ipc.wire.bell import Bell
 from ipc.wire.completion import Message
@@ -40,6 +40,7 @@ class Connection:
     """
 
     def __init__(self, address: str, timeout: float, resume_timeout: float | None, key: ClientKey | None) -> None:
+        self._context = started_context(address)
         self._address = address
         self._key = key
         self._welcome: Welcome | None = None
@@ -56,7 +57,6 @@ class Connection:
         self._refusal = ConnectFailed.nobody(address)
         """Why calls wait without a session."""
         self._calls = CallTable(address, resume_timeout, self._send)
-        self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._poller.register(self._bell.fileno(), zmq.POLLIN)
         self._thread = threading.Thread(target=self._run, name="odriver client", daemon=True)
