@@ -6,13 +6,15 @@ from typing import Any
 import msgspec
 
 from engine.models.requirements import require, require_one_of, without_nulls
-from engine.models.weights.published.packed import WORD, PackedTensor, Zeros, group_size, matrix, packed_weights
+from engine.models.weights.published.packed import WORD, PackedTensor, Zeros, matrix, packed_weights
+from engine.models.weights.published.packings import Packing, Packings, group_size, packings
 from engine.models.weights.published.stored import Format, QuantisedTensor, companion
 from engine.models.weights.sources.tensor_source import TensorSource
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place in a word of each of its 8 outputs: it is packed from outputs 0, 2, 4, 6, 1, 3, 5, 7."""
 WORDS = ".qweight"
+BITS = (4,)
 
 
 class _Fields(msgspec.Struct):
@@ -23,39 +25,46 @@ class _Fields(msgspec.Struct):
     group_size: int | None = None
     q_group_size: int = 128
     zero_point: bool = True
-    version: str = "gemm"
+    version: str | None = None
+    format: str = "gemm"
+    """transformers' and GPTQModel's name of ``version``."""
+    backend: str | None = None
+    dynamic: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class AWQ:
     """A Format."""
 
-    group: int
-    """-1 is all inputs."""
-    bits: int = 4
+    packings: Packings
 
     @property
     def description(self) -> str:
         """See Format."""
-        return "AWQ" if self.group < 0 else f"AWQ in groups of {self.group}"
+        return f"AWQ{self.packings.usual.in_words}"
+
+    @property
+    def bits(self) -> int:
+        """See Format."""
+        return self.packings.usual.bits
 
     def tensors(self, source: TensorSource) -> dict[str, QuantisedTensor]:
         """See Format."""
-        return packed_weights(source, WORDS, self._tensor)
+        return packed_weights(source, WORDS, self.packings, self._tensor)
 
-    def _tensor(self, source: TensorSource, name: str) -> PackedTensor:
+    def _tensor(self, source: TensorSource, name: str, packing: Packing) -> PackedTensor:
         words = f"{name}{WORDS}"
         scales, zeros = (companion(source, words, f"{name}.{part}") for part in ("scales", "qzeros"))
         inputs, packed = matrix(source, words)
-        shape = packed * WORD // self.bits, inputs
+        shape = packed * WORD // packing.bits, inputs
         return PackedTensor(
             source,
             words,
             scales,
             Zeros(zeros, packed_axis=1),
-            self.bits,
+            packing.bits,
             shape,
-            self.group if self.group > 0 else inputs,
+            packing.group if packing.group > 0 else inputs,
             transposed=True,
             order=ORDER,
         )
@@ -64,7 +73,9 @@ class AWQ:
 def awq(config: dict[str, Any]) -> Format:
     """The Format of a ``quantization_config``. Raises UnsupportedError."""
     fields = msgspec.convert(without_nulls(config, _Fields), _Fields)
-    require_one_of("quantization_config's bits", fields.bits or fields.w_bit, (4,))
-    require_one_of("quantization_config's version", fields.version.lower(), ("gemm",))
+    layout = (fields.version or fields.format).lower()
+    require_one_of("quantization_config's version", layout, ("gemm",))
+    require(fields.backend != "llm-awq", "AWQ in llm-awq's layout is not supported")
     require(fields.zero_point, "AWQ without zero_point is not supported")
-    return AWQ(group_size(fields.group_size or fields.q_group_size))
+    usual = Packing(fields.bits or fields.w_bit, group_size(fields.group_size or fields.q_group_size))
+    return AWQ(packings(usual, fields.dynamic, bits=BITS, method="awq", layout=layout))

@@ -1,5 +1,6 @@
 """compressed-tensors, as llm-compressor writes it: int8, FP8, and int4 packed into int32."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,6 +16,8 @@ from engine.models.weights.published.stored import (
     Format,
     QuantisedTensor,
     companion,
+    companion_if_any,
+    read_whole,
     scaled_tensor,
 )
 from engine.models.weights.sources.tensor_source import TensorSource
@@ -22,13 +25,30 @@ from engine.models.weights.sources.tensor_source import TensorSource
 FORMATS = (None, "int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision", "dense")
 NUMBERS = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "FP8"}
 WORDS = "_packed"
+BY_ACTIVATION = ("group", "dynamic", True)
+"""Values of ``actorder`` for which ``weight_g_idx`` has the group of each input."""
+TEXT_BLOCK = re.compile(r"([1-9]\d{0,8})x([1-9]\d{0,8})")
 
 
 class _Weights(msgspec.Struct):
     num_bits: int = 8
     type: str = "int"
+    symmetric: bool = True
+    actorder: str | bool | None = None
     group_size: Annotated[int, msgspec.Meta(lt=2**31)] | None = None
-    block_structure: tuple[Count, Count] | None = None
+    block_structure: tuple[Count, Count] | str | None = None
+    """Its older form is ``128x128``."""
+
+    @property
+    def block(self) -> Block:
+        """What shares a scale; of 0 columns unless there are blocks or groups. Raises UnsupportedError."""
+        block = self.block_structure
+        if isinstance(block, str):
+            sizes = TEXT_BLOCK.fullmatch(block)
+            require(sizes is not None, f"quantization_config's block_structure {block[:80]!r} is not like 128x128")
+            assert sizes is not None
+            block = int(sizes[1]), int(sizes[2])
+        return block or (1, self.group_size or 0)
 
 
 class _Inputs(msgspec.Struct):
@@ -47,7 +67,7 @@ class _Inputs(msgspec.Struct):
 class _Group(msgspec.Struct):
     weights: _Weights | None = None
     format: str | None = None
-    targets: list[str] = []
+    targets: list[str] | None = None
     input_activations: _Inputs | None = None
 
     @property
@@ -78,6 +98,10 @@ class CompressedTensors:
     blocks: tuple[Block, ...]
     packings: tuple[tuple[int, int | None], ...]
     """Bits and group sizes of packed weights; None is all inputs."""
+    has_zeros: bool = False
+    """Whether all weights are asymmetric."""
+    by_activation: bool = False
+    """Whether groups of all weights are made in the order of activations, and not of inputs."""
     int8_inputs: Int8Inputs | None = None
     """The modules that it was made for with inputs in 8 bits, if there are such."""
 
@@ -89,53 +113,66 @@ class CompressedTensors:
                 found[name.removesuffix(WORDS)] = self._packed(source, name.removesuffix(WORDS))
             elif source.info(name).stored_as in (*FLOATS8, "I8") and name.endswith(".weight"):
                 scales = companion(source, name, f"{name}_scale")
-                found[name] = scaled_tensor(source, name, scales, self.blocks, _present(source, f"{name}_zero_point"))
+                found[name] = scaled_tensor(source, name, scales, self.blocks, self._zeros(source, name))
         return found
 
+    def _zeros(self, source: TensorSource, name: str) -> str | None:
+        return companion_if_any(source, name, f"{name}_zero_point", required=self.has_zeros)
+
     def _packed(self, source: TensorSource, name: str) -> QuantisedTensor:
-        """The tensor in the packing of the config with which its stored shapes agree."""
-        words, scales = f"{name}{WORDS}", companion(source, name, f"{name}_scale")
-        out, packed = matrix(source, words)
-        zeros, indices = _present(source, f"{name}_zero_point"), _present(source, f"{name}_g_idx")
-        is_packed = zeros is not None and source.info(zeros).stored_as == "I32"
-        faults = []
+        """The tensor in the packing of the config with which its stored shapes agree.
+
+        Raises ConfigurationError, as it does for the first packing, if there is none.
+        """
+        if not self.packings:
+            raise ConfigurationError(
+                f"{source.origin}: {name}{WORDS} is packed, but quantization_config has no weights of 4 or 8 bits"
+            )
+        faults, fits = [], []
         for bits, group in self.packings:
-            middle = 2 ** (bits - 1)
-            zero = Zeros(zeros, 0 if is_packed else None, 0 if is_packed or zeros is None else middle)
-            if zeros is None:
-                zero = Zeros(added=middle)
-            shape, unread = (out, packed * WORD // bits), _present(source, f"{name}_shape")
             try:
-                return PackedTensor(
-                    source,
-                    words,
-                    scales,
-                    zero,
-                    bits,
-                    shape,
-                    group or shape[1],
-                    indices=indices,
-                    unread=(unread,) if unread else (),
-                )
+                fits.append(self._in_packing(source, name, bits, group))
             except ConfigurationError as error:
                 faults.append(error)
-        raise (
-            faults[0]
-            if faults
-            else ConfigurationError(
-                f"{source.origin}: {words} is packed, but quantization_config has no weights of 4 or 8 bits"
-            )
+        if not fits:
+            raise faults[0]
+        shape = f"{name}_shape"
+        if len(fits) > 1 and shape in source.names:
+            stored = tuple(read_whole(source, shape).tolist())
+            fits = [tensor for tensor in fits if tensor.shape == stored] or fits
+        return fits[0]
+
+    def _in_packing(self, source: TensorSource, name: str, bits: int, group: int | None) -> PackedTensor:
+        """Raises ConfigurationError if stored shapes do not agree."""
+        words, scales = f"{name}{WORDS}", companion(source, name, f"{name}_scale")
+        out, packed = matrix(source, words)
+        zeros, middle = self._zeros(source, name), 2 ** (bits - 1)
+        if zeros is None:
+            zero = Zeros(added=middle)
+        elif source.info(zeros).stored_as == "I32":
+            zero = Zeros(zeros, packed_axis=0)
+        else:
+            zero = Zeros(zeros, added=middle)
+        shape, unread = (out, packed * WORD // bits), companion_if_any(source, name, f"{name}_shape")
+        return PackedTensor(
+            source,
+            words,
+            scales,
+            zero,
+            bits,
+            shape,
+            group or shape[1],
+            indices=companion_if_any(source, name, f"{name}_g_idx", required=self.by_activation),
+            unread=(unread,) if unread else (),
         )
-
-
-def _present(source: TensorSource, name: str) -> str | None:
-    return name if name in source.names else None
 
 
 def compressed_tensors(config: dict[str, Any]) -> Format:
     """The Format of a ``quantization_config``. Raises UnsupportedError."""
     fields = msgspec.convert(config, _Fields)
-    require(not fields.transform_config, "quantization_config's transform_config is not supported")
+    require(
+        not any((fields.transform_config or {}).values()), "quantization_config's transform_config is not supported"
+    )
     sparsity = fields.sparsity_config.format if fields.sparsity_config else "dense"
     require_one_of("quantization_config's sparsity_config", sparsity, ("dense",))
     for form in (fields.format, *(group.format for group in fields.config_groups.values())):
@@ -150,13 +187,13 @@ def compressed_tensors(config: dict[str, Any]) -> Format:
             f"{', '.join(NUMBERS.values())}",
         )
     int8_inputs = Int8Inputs(
-        tuple((tuple(group.targets), group.has_int8_inputs) for group in groups), tuple(fields.ignore or ())
+        tuple((tuple(group.targets or ()), group.has_int8_inputs) for group in groups), tuple(fields.ignore or ())
     )
     return _format(schemes, int8_inputs if any(group.has_int8_inputs for group in groups) else None)
 
 
 def _format(schemes: list[_Weights], int8_inputs: Int8Inputs | None) -> CompressedTensors:
-    blocks = [scheme.block_structure or (1, scheme.group_size or 0) for scheme in schemes]
+    blocks = [scheme.block for scheme in schemes]
     packings = [(scheme.num_bits, scheme.group_size) for scheme in schemes if scheme.type == "int"]
     kinds = dict.fromkeys(NUMBERS[scheme.type, scheme.num_bits] for scheme in schemes)
     return CompressedTensors(
@@ -164,6 +201,8 @@ def _format(schemes: list[_Weights], int8_inputs: Int8Inputs | None) -> Compress
         min(scheme.num_bits for scheme in schemes),
         tuple(dict.fromkeys(block for block in blocks if block[1] > 0)),
         tuple(dict.fromkeys((bits, group if group and group > 0 else None) for bits, group in packings)),
+        not any(scheme.symmetric for scheme in schemes),
+        all(scheme.actorder in BY_ACTIVATION for scheme in schemes),
         int8_inputs,
     )
 

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from engine.models.requirements import require, require_one_of, without_nulls
-from engine.models.weights.published.packed import BITS, WORD, PackedTensor, Zeros, group_size, matrix, packed_weights
-from engine.models.weights.published.stored import Format, QuantisedTensor, companion
+from engine.models.weights.published.packed import BITS, WORD, PackedTensor, Zeros, matrix, packed_weights
+from engine.models.weights.published.packings import Packing, Packings, group_size, packings
+from engine.models.weights.published.stored import Format, QuantisedTensor, companion, companion_if_any
 from engine.models.weights.sources.tensor_source import TensorSource
 
 WORDS = ".qweight"
@@ -25,42 +26,51 @@ class _Fields(msgspec.Struct):
 
     bits: int
     group_size: int = 128
-    checkpoint_format: str = "gptq"
+    checkpoint_format: str | None = None
+    format: str = "gptq"
+    """The newer name of ``checkpoint_format``; most have both."""
     is_marlin_format: bool = False
+    desc_act: bool = False
+    dynamic: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class GPTQ:
     """A Format."""
 
-    bits: int
-    group: int
-    """-1 is all inputs."""
+    packings: Packings
     added: int
+    by_activation: bool
+    """Whether groups are made in the order of activations, and not of inputs."""
 
     @property
     def description(self) -> str:
         """See Format."""
-        return f"GPTQ of {self.bits} bits" + (f" in groups of {self.group}" if self.group > 0 else "")
+        return f"GPTQ of {self.bits} bits{self.packings.usual.in_words}"
+
+    @property
+    def bits(self) -> int:
+        """See Format."""
+        return self.packings.usual.bits
 
     def tensors(self, source: TensorSource) -> dict[str, QuantisedTensor]:
         """See Format."""
-        return packed_weights(source, WORDS, self._tensor)
+        return packed_weights(source, WORDS, self.packings, self._tensor)
 
-    def _tensor(self, source: TensorSource, name: str) -> PackedTensor:
+    def _tensor(self, source: TensorSource, name: str, packing: Packing) -> PackedTensor:
         words = f"{name}{WORDS}"
         scales, zeros = (companion(source, words, f"{name}.{part}") for part in ("scales", "qzeros"))
-        indices = f"{name}.g_idx" if f"{name}.g_idx" in source.names else None
+        indices = companion_if_any(source, words, f"{name}.g_idx", required=self.by_activation and packing.group > 0)
         packed, out = matrix(source, words)
-        inputs = packed * WORD // self.bits
+        inputs = packed * WORD // packing.bits
         return PackedTensor(
             source,
             words,
             scales,
             Zeros(zeros, packed_axis=1, added=self.added),
-            self.bits,
+            packing.bits,
             (out, inputs),
-            self.group if self.group > 0 else inputs,
+            packing.group if packing.group > 0 else inputs,
             packed_axis=0,
             transposed=True,
             indices=indices,
@@ -70,7 +80,9 @@ class GPTQ:
 def gptq(config: dict[str, Any]) -> Format:
     """The Format of a ``quantization_config``. Raises UnsupportedError."""
     fields = msgspec.convert(without_nulls(config, _Fields), _Fields)
-    require_one_of("quantization_config's bits", fields.bits, BITS)
-    require_one_of("quantization_config's checkpoint_format", fields.checkpoint_format, tuple(LAYOUTS))
+    layout = fields.checkpoint_format or fields.format
+    require_one_of("quantization_config's checkpoint_format", layout, tuple(LAYOUTS))
     require(not fields.is_marlin_format, "GPTQ in Marlin's layout is not supported")
-    return GPTQ(fields.bits, group_size(fields.group_size), LAYOUTS[fields.checkpoint_format])
+    usual = Packing(fields.bits, group_size(fields.group_size))
+    modules = packings(usual, fields.dynamic, bits=BITS, method="gptq", layout=layout)
+    return GPTQ(modules, LAYOUTS[layout], fields.desc_act)

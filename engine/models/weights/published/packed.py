@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
-from engine.models.requirements import require
+from engine.models.weights.published.packings import Packing, Packings
 from engine.models.weights.published.stored import QuantisedTensor, in_chunks, read_scales, read_whole
 from engine.models.weights.sources.tensor_source import TensorSource
 
@@ -167,11 +167,21 @@ class PackedTensor:
 
 
 def packed_weights(
-    source: TensorSource, words: str, packed: Callable[[TensorSource, str], PackedTensor]
+    source: TensorSource,
+    words: str,
+    packings: Packings,
+    packed: Callable[[TensorSource, str, Packing], PackedTensor],
 ) -> dict[str, QuantisedTensor]:
-    """The weights of all modules with a tensor that ends in ``words``; ``packed`` makes each."""
+    """The weights of all modules with a tensor that ends in ``words``; ``packed`` makes each.
+
+    A module that has such a tensor and ought to be plain is left out: it has no weight.
+    """
     modules = [name.removesuffix(words) for name in source.names if name.endswith(words)]
-    return {f"{module}.weight": packed(source, module) for module in modules}
+    return {
+        f"{module}.weight": packed(source, module, packing)
+        for module in modules
+        if (packing := packings.of(module)) is not None
+    }
 
 
 def matrix(source: TensorSource, name: str) -> tuple[int, int]:
@@ -180,11 +190,3 @@ def matrix(source: TensorSource, name: str) -> tuple[int, int]:
     if len(shape) != 2:
         raise ConfigurationError(f"{source.origin}: {name} has shape {list(shape)}, where packed weights have two axes")
     return shape[0], shape[1]
-
-
-def group_size(given: int) -> int:
-    """The size of groups in a config. Raises UnsupportedError if there are no such groups."""
-    require(
-        given == -1 or 0 < given < 2**31, f"quantization_config's group_size {given} is not supported; -1 is all inputs"
-    )
-    return given

@@ -195,3 +195,8 @@ def companion(source: TensorSource, name: str, *candidates: str) -> str:
     raise ConfigurationError(
         f"{source.origin}: {name} is quantised, but there is no {' nor '.join(candidates)}: download it again"
     )
+
+
+def companion_if_any(source: TensorSource, name: str, candidate: str, *, required: bool = False) -> str | None:
+    """The candidate if it is there. Raises ConfigurationError if it is ``required`` and is not."""
+    return companion(source, name, candidate) if required or candidate in source.names else None
