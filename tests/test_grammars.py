@@ -100,6 +100,16 @@ def test_ids_that_the_model_lacks_are_never_allowed(tokenizer):
     assert forced.begin(2).look_ahead([])[:2] == ([a, fox, there], 3)
 
 
+@pytest.mark.parametrize(("ends", "left"), [((0, 405), {0}), ((405,), set())])
+def test_an_end_that_the_tokenizer_lacks_is_never_allowed(tokenizer, ends, left):
+    """A list of a model with more ids may have such; the others end a text."""
+    with running(tokenizer, msgspec.structs.replace(LIMITS, eos_token_ids=ends)) as grammars:
+        (constraint,) = begin(grammars, regex="a*")
+        advance(constraint, tokenizer.encode("a")[0])
+
+        assert {*allowed(constraint)} & {0, 405} == left
+
+
 def test_the_most_choices_that_may_be_given_can_be_followed(tokenizer, masked_tokenizer):
     """To the end of the last of them, and of one with which others begin; no other text is one."""
     choices = [f"choice {number}" for number in range(MAX_CHOICES)]

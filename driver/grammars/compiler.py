@@ -51,9 +51,7 @@ class GrammarCompiler:
     """Compiles grammars in worker processes and caches them. For any thread."""
 
     def __init__(self, tokenizer: HuggingFaceTokenizer, limits: ServingLimits) -> None:
-        self._workers = Workers(
-            lambda: TokenizerDefinition(tokenizer.definition(), limits.vocab_size, limits.eos_token_ids)
-        )
+        self._workers = Workers(lambda: _definition(tokenizer, limits))
         self._pool = MatcherPool(self._workers)
         self._num_drafts, self._lookup = limits.num_speculative_tokens, limits.prompt_lookup
         self._idle: list[list[Worker]] = [[] for _ in TIERS]
@@ -178,6 +176,12 @@ class GrammarCompiler:
                 worker.close()
             else:
                 return worker
+
+
+def _definition(tokenizer: HuggingFaceTokenizer, limits: ServingLimits) -> TokenizerDefinition:
+    """Without ends that are no token of the tokenizer, which llguidance refuses."""
+    ends = tuple(filter(tokenizer.has_id, limits.eos_token_ids))
+    return TokenizerDefinition(tokenizer.definition(), limits.vocab_size, ends)
 
 
 def _kind_and_source(params: StructuredOutputsParams) -> tuple[str, str]:

@@ -39,7 +39,8 @@ TOKENS_AT_ONCE = 1024
 
 
 class TokenizerDefinition(msgspec.Struct, frozen=True):
-    """``tokenizer`` is a tokenizer.json; of the ``vocab_size`` ids some end a text."""
+    """``tokenizer`` is a tokenizer.json; of the ``vocab_size`` ids some end a text, which the
+    tokenizer has."""
 
     tokenizer: str
     vocab_size: int

@@ -97,9 +97,13 @@ class HuggingFaceTokenizer:
         """The bytes of a token that is only a part of a character; None if they are not known."""
         return token_bytes(self._backend.id_to_token(token_id) or "")
 
+    def has_id(self, token_id: int) -> bool:
+        """Whether one of its tokens has the id: a model may have more ids."""
+        return self._backend.id_to_token(token_id) is not None
+
     def is_visible(self, token_id: int) -> bool:
         """Whether the id has text: special and unassigned ids have none."""
-        return token_id not in self._special and self._backend.id_to_token(token_id) is not None
+        return token_id not in self._special and self.has_id(token_id)
 
     def is_special(self, token_id: int) -> bool:
         """Whether the id is that of a special token, which can be spelt but is no text."""
