@@ -120,7 +120,7 @@ class ResetPrefixCache(msgspec.Struct, frozen=True):
 
 
 class AddAdapter(msgspec.Struct, frozen=True):
-    """Have the engine serve this adapter; then call ``done``, with the error if it cannot."""
+    """Have the engine serve this adapter; then call ``done``, with the error if that is a fault of ours."""
 
     adapter: Adapter
     done: Callable[[DriverError | None], None]

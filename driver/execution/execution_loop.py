@@ -38,7 +38,6 @@ from driver.thread_messages import (
     Summary,
     WakeEngine,
 )
-from engine.adapters.adapter import Adapter, AdapterError
 from engine.metrics.histogram import Histogram
 from engine.metrics.profiler import Profiler, ProfilerError
 from engine.scheduling.sequence import Sequence, SequenceOutput
@@ -171,7 +170,8 @@ class ExecutionLoop:
                 text = f"the prefix cache is empty: {count} pages are forgotten"
                 return partial(channel.put, done(request_id, text))
             case AddAdapter():
-                return partial(item.done, self._add_adapter(item.adapter))
+                self._engine.add_adapter(item.adapter)
+                return partial(item.done, None)
             case RemoveAdapter(uid=uid):
                 self._engine.remove_adapter(uid)
             case Changed(change=change, answer=answer):
@@ -232,14 +232,6 @@ class ExecutionLoop:
         except ProfilerError as refusal:
             return error_sample(command.request_id, InvalidRequest(str(refusal)))
         return done(command.request_id, directory)
-
-    def _add_adapter(self, adapter: Adapter) -> DriverError | None:
-        """Returns why the engine refuses it."""
-        try:
-            self._engine.add_adapter(adapter)
-        except AdapterError as refusal:
-            return InvalidRequest(str(refusal))
-        return None
 
     def _admit(self, message: Admit) -> None:
         request, params = message.opened.request, message.opened.params

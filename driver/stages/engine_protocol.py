@@ -32,7 +32,7 @@ class Engine(Protocol):
         """Brings an adapter to other hosts; any thread may, before ``add_adapter``."""
 
     def add_adapter(self, adapter: Adapter) -> None:
-        """Serves it to sequences with its ``uid``; raises AdapterError."""
+        """Serves it to sequences with its ``uid``. It was read here, so nothing is wrong with it."""
 
     def remove_adapter(self, uid: int) -> None:
         """Frees its memory, once the sequences that have it have ended; no other is added."""
