@@ -53,6 +53,9 @@ class FakeTokenizer:
     def bytes_of(self, token_id: int) -> bytes:
         return bytes([token_id])
 
+    def has_id(self, token_id: int) -> bool:
+        return token_id < VOCAB_SIZE
+
     def is_visible(self, token_id: int) -> bool:
         return token_id < EOS
 
