@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -41,6 +42,7 @@ UNFINISHED = "unfinished-"
 LONGEST_COMPILATION = 3600.0
 
 _compilers = ThreadPoolExecutor(thread_name_prefix="kernel compiler")
+_running: "set[subprocess.Popen[str]]" = set()
 
 
 class KernelsUnavailable(Exception):
@@ -118,11 +120,34 @@ def compile_library(source: Path, level: str, directory: Path) -> Path:
     with own:
         unfinished = Path(own.name, library.name)
         command = [by, *flags, str(source), "-o", str(unfinished)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise KernelsUnavailable(f"{by} cannot compile {source.name}: {done.stderr.strip()[:500]}")
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
+            _running.add(running)
+            _, errors = running.communicate()
+            _running.remove(running)
+        if running.returncode:
+            raise KernelsUnavailable(f"{by} cannot compile {source.name}: {errors.strip()[:500]}")
         unfinished.rename(library)  # atomic: no process loads half of it
     return library
+
+
+def stop_compilers() -> None:
+    """End them, and remove what they have begun: for a process that ends without waiting for its
+    threads."""
+    _compilers.shutdown(wait=False, cancel_futures=True)
+    for running in tuple(_running):
+        for process in _workers(running.pid):
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(process, signal.SIGTERM)
+    _compilers.shutdown()
+
+
+def _workers(process: int) -> list[int]:
+    """The programs that do the work of a compiler, without which it ends, too."""
+    try:
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    except OSError:
+        children = []
+    return [worker for child in children for worker in _workers(int(child))] or [process]
 
 
 def _forget_unfinished(directory: Path) -> None:

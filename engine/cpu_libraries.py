@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from caching.cpu_kernels import ATTENTION, load, loading
+from caching.cpu_kernels import ATTENTION, load, loading, stop_compilers
 
 LINEAR = Path(__file__).parent / "models" / "cpu" / "linear.cc"
 DRAW = Path(__file__).parent / "sampling" / "cpu" / "draw.cc"
@@ -25,3 +25,8 @@ def finish_loading() -> None:
     start_loading()
     for source in SOURCES:
         load(source)
+
+
+def stop_loading() -> None:
+    """End the compilers, for a process that ends."""
+    stop_compilers()

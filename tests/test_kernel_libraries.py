@@ -251,6 +251,28 @@ def test_where_nothing_can_be_written_the_remedy_is_said(tmp_path):
         compile_library(ATTENTION, "baseline", tmp_path / "file" / "kernels")
 
 
+def test_a_process_that_ends_ends_its_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what does their work; nothing unfinished is left."""
+    script = tmp_path / "c++"
+    script.write_text("#!/bin/sh\nsleep 600\nexit 1\n")
+    script.chmod(0o700)
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setattr(cpu_kernels, "_compilers", pool := ThreadPoolExecutor(1))
+    kernels = tmp_path / "kernels"
+    compiling = pool.submit(compile_library, ATTENTION, "baseline", kernels)
+    workers: list[int] = []
+    while not workers and not compiling.done():
+        workers = [
+            child for each in cpu_kernels._running for child in cpu_kernels._workers(each.pid) if child != each.pid
+        ]
+
+    cpu_kernels.stop_compilers()
+
+    assert isinstance(compiling.exception(), KernelsUnavailable)
+    assert workers and not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    assert not [*kernels.iterdir()]
+
+
 def test_several_that_compile_at_once_each_have_a_library(tmp_path):
     """Containers that share a cache have the same process ids; nothing unfinished is left."""
     (tmp_path / "unfinished-old").mkdir()

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
+from engine.cpu_libraries import stop_loading
 from engine.errors import ConfigurationError, DevicesUnavailable, DownloadFailed, HostsError
 from ipc.errors import AddressError, KeyFileError
 from ipc.process import open_files
@@ -35,6 +36,7 @@ def serve(flags: Mapping[str, Any]) -> NoReturn:
     configure_logging(console)
     open_files.raise_limit()
     code = _run(flags, console)
+    stop_loading()
     logging.shutdown()
     # Python would wait for its threads, and one may be in a compilation or a step that nothing can
     # interrupt.
