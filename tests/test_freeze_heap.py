@@ -1,10 +1,12 @@
 """What a daemon is made of is not searched for cycles while it serves."""
 
 import gc
+import signal
 import weakref
 
 import pytest
 
+from ipc.process.signals import postponing_signals
 from ipc.service.start_up import freeze_heap, heap_frozen
 
 
@@ -26,6 +28,25 @@ def test_what_is_kept_is_not_visited_again_and_garbage_goes_first() -> None:
     assert gone() is None
     visited = {id(one) for one in gc.get_objects()}
     assert not any(id(one) in visited for one in kept)
+
+
+def test_a_signal_in_an_import_is_handled_behind_it() -> None:
+    """Its handler may raise."""
+
+    def stop(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGTERM, stop)
+    imported = []
+    try:
+        with pytest.raises(InterruptedError), postponing_signals():
+            signal.raise_signal(signal.SIGTERM)
+            imported.append("all of it")
+        with pytest.raises(InterruptedError):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert imported == ["all of it"]
 
 
 def test_imports_are_not_searched_for_cycles_and_what_comes_after_them_is() -> None:

@@ -1,5 +1,6 @@
 """The signals of a daemon."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,3 +27,25 @@ def handling_signals(
         for number, handler in previous.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup)
+
+
+@contextmanager
+def postponing_signals() -> Iterator[None]:
+    """Handle SIGTERM and SIGINT when it is over, for imports: a handler that raises in the middle of a
+    C++ module's aborts the process. The second one ends it at once."""
+    came: list[int] = []
+
+    def postpone(number: int, frame: FrameType | None) -> None:
+        del frame
+        if came:
+            os._exit(128 + number)
+        came.append(number)
+
+    previous = {number: signal.signal(number, postpone) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for arrived in came:
+            signal.raise_signal(arrived)

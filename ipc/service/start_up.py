@@ -23,6 +23,7 @@ from engine.hub.small_files import vocabulary_file
 from engine.progress import Progress
 from engine.request_limits import ServingLimits
 from engine.speculation.speculative_config import SpeculativeConfig
+from ipc.process.signals import postponing_signals
 from ipc.server.driver_protocol import Driver
 from ipc.service import device_choice
 
@@ -103,7 +104,7 @@ def load(
     model = config.model or str(config.directory)
     config = obtained(config, report)
     # Seconds' worth of imports: not before it is known that there are an address and a model.
-    with heap_frozen():
+    with heap_frozen(), postponing_signals():
         import driver.metrics.driver_metrics
         import driver.odriver  # noqa: F401
         from engine.build import build_engine
