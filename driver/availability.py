@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from driver.errors import Asleep, Draining
 from driver.open_requests import OpenRequests
+from driver.operations.weight_updates import RereadWeights
 from driver.request import Notifying, QueueChannel, ReturnChannel
 from driver.thread_messages import PauseEngine, ResumeEngine, SleepEngine, WakeEngine
 from engine.metrics.engine_stats import EngineStats
@@ -20,10 +21,12 @@ class Availability:
         open_requests: OpenRequests,
         post: Callable[[SleepEngine | WakeEngine | PauseEngine | ResumeEngine], None],
         stats: Callable[[], EngineStats],
+        read: Callable[[RereadWeights], None],
     ) -> None:
         self._open_requests = open_requests
         self._post = post
         self._stats = stats
+        self._read = read
         self._deciding = threading.Lock()  # whether it pauses or drains
         self._draining: Draining | None = None
         self._sleeps: dict[int, SleepEngine] = {}
@@ -90,13 +93,12 @@ class Availability:
             self._woken = ended
             self.updated()
 
-        self._post(WakeEngine(request_id, Notifying(channel, woken), weights, pages))
+        self._post(WakeEngine(request_id, Notifying(channel, woken), self._read, weights, pages))
         if keeps_weights and pages:  # nothing can fail, and every Admit is behind the WakeEngine in the inbox
             self._end(ended)
 
     def updated(self) -> None:
-        """Takes new requests if a wake has waited for weights alone, which are there now; on the
-        execution thread."""
+        """Takes new requests if a wake has waited for weights alone, and they are there now."""
         stats = self._stats()
         if stats.has_pages and stats.has_weights:
             self._end(self._woken)

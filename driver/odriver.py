@@ -186,7 +186,9 @@ class oDriver:
             SafeThread("process summary", self._summary.run, self._thread_died),
             SafeThread("update weights", self._updates.run, self._thread_died),
         ]
-        self._availability = Availability(self._open_requests, post, lambda: self._execution.stats)
+        self._availability = Availability(
+            self._open_requests, post, lambda: self._execution.stats, self._updates.submit
+        )
         self.operations = OperatorCommands(
             self._owed_answers, self._availability, post=post, load=self._loader.submit, update=self._updates.submit
         )

@@ -1,8 +1,8 @@
 """The messages between the driver's threads.
 
 The inbox of the execution thread takes Admit, AbortSequences, Finished, SleepEngine, WakeEngine,
-PauseEngine, ResumeEngine, UpdateWeights, ProfileEngine, ResetPrefixCache, AddAdapter, RemoveAdapter,
-Compiled and Stop. It is unbounded; senders of an Admit wait briefly where many are there. The queue of the summary thread is
+FinishWake, PauseEngine, ResumeEngine, UpdateWeights, ProfileEngine, ResetPrefixCache, AddAdapter,
+RemoveAdapter, Compiled and Stop. It is unbounded; senders of an Admit wait briefly where many are there. The queue of the summary thread is
 short, and only the execution thread puts into it: Opened, StepOutputs and Ended. One queue carries
 a request's opening, tokens and end, so their order holds.
 """
@@ -13,7 +13,7 @@ import msgspec
 
 from driver.errors import DriverError
 from driver.open_requests import OpenRequest
-from driver.operations.weight_updates import UpdateWeights
+from driver.operations.weight_updates import FinishWake, RereadWeights, UpdateWeights
 from driver.request import ReturnChannel, UpdateMode
 from driver.resumption import Resumed
 from engine.adapters.adapter import Adapter
@@ -80,10 +80,14 @@ class SleepEngine(msgspec.Struct, eq=False):
 
 
 class WakeEngine(msgspec.Struct, frozen=True):
-    """Allocate the pages' memory again, read the weights again; then answer the channel."""
+    """Allocate the pages' memory again, have the weights read again; then answer the channel.
+
+    ``read`` gives the order to read them to the thread of weights; raises Overloaded.
+    """
 
     request_id: str
     channel: ReturnChannel
+    read: Callable[[RereadWeights], None]
     weights: bool = True
     pages: bool = True
 
@@ -154,7 +158,7 @@ class Ended(msgspec.Struct, frozen=True):
     finish_reason: str
 
 
-Change = SleepEngine | WakeEngine | PauseEngine | ResumeEngine | UpdateWeights
+Change = SleepEngine | WakeEngine | FinishWake | PauseEngine | ResumeEngine | UpdateWeights
 """A command that changes the whole engine, between two steps."""
 Inbound = (
     Admit

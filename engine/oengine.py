@@ -15,7 +15,7 @@ from engine.failures import MAX_FAILURES_IN_A_ROW, Failures
 from engine.live.live_weights import LiveWeights
 from engine.live.residence import Residence
 from engine.live.staging import StagedWeights
-from engine.live.weight_source import WeightSource
+from engine.live.weight_source import Rereadable, WeightSource
 from engine.metrics.engine_stats import EngineStats
 from engine.metrics.histogram import Histogram
 from engine.metrics.step_log import StepLog
@@ -152,14 +152,19 @@ class oEngine:
         Sequences keep theirs."""
         return self._scheduler.forget_all()
 
-    def wake(self, *, weights: bool = True, pages: bool = True) -> None:
-        """Read the weights that were served and allocate the pages again, what of it was freed.
+    @property
+    def missing_weights(self) -> Rereadable | None:
+        """What to stage for ``wake``; None if the weights are there, or came as arrays: then an
+        update has to bring all (``stats().awaits_weights``). On any thread."""
+        return self._residence.missing_weights
 
-        Weights that came as arrays stay away (``stats().awaits_weights``): an update has to bring
-        all. Raises ConfigurationError and DownloadFailed if the others cannot be read any more,
-        and jax.errors.JaxRuntimeError if the device has no memory.
+    def wake(self, staged: StagedWeights | None = None, *, pages: bool = True) -> None:
+        """Serve the weights that were served, and allocate the pages again if they were freed.
+
+        Raises ConfigurationError as ``update_weights`` does, and jax.errors.JaxRuntimeError if the
+        device has no memory.
         """
-        self._residence.wake(weights=weights, pages=pages)
+        self._residence.wake(staged, pages=pages)
 
     def read_adapter(self, directory: str) -> Adapter:
         """The adapter in a local directory or one of a bucket (``gs://``), for ``send_adapter``.

@@ -14,7 +14,7 @@ from driver.text.conversation import Chat
 from engine.adapters.adapter import Adapter, AdapterError
 from engine.device_errors import DeviceError
 from engine.errors import ConfigurationError
-from engine.live.weight_source import WeightArrays, WeightSource
+from engine.live.weight_source import StartWeights, WeightArrays, WeightSource
 from engine.metrics.engine_stats import EngineStats
 from engine.request_limits import ServingLimits
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus, TokenLogprobs
@@ -91,6 +91,8 @@ class FakeEngine:
         self.steps = 0
         self.asleep = False
         self.has_weights, self.weight_version, self.unreadable = True, 1, ""
+        self.may_stage = threading.Event()
+        self.may_stage.set()
         self.were_arrays, self.breaks = False, False
         self.staged: list[WeightSource] = []
         self.discarded: list[WeightSource] = []
@@ -162,10 +164,12 @@ class FakeEngine:
         self.asleep = True
         self.has_weights = self.has_weights and level == 1
 
-    def wake(self, *, weights: bool = True, pages: bool = True) -> None:
-        if weights and self.unreadable:
-            raise ConfigurationError(self.unreadable)
-        self.has_weights = self.has_weights or (weights and not self.were_arrays)
+    @property
+    def missing_weights(self) -> WeightSource | None:
+        return None if self.has_weights or self.were_arrays else StartWeights()
+
+    def wake(self, staged: Any = None, *, pages: bool = True) -> None:
+        self.has_weights = self.has_weights or staged is not None
         self.asleep = self.asleep and not pages
 
     @property
@@ -174,6 +178,7 @@ class FakeEngine:
 
     def stage_weights(self, source: WeightSource) -> Any:
         self.staged.append(source)
+        self.may_stage.wait()
         if self.unreadable:
             raise ConfigurationError(self.unreadable)
         return SimpleNamespace(origin="a test", num_tensors=1, source=source)

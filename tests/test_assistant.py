@@ -15,6 +15,7 @@ from loading import FLOAT32, load
 from msgspec import structs
 from plain_assistant import chained
 from test_head_engine import requests
+from test_live_weights import wake
 from test_speculative_engine import answers, build_engine, build_sequences
 
 from engine.config import EngineConfig
@@ -111,7 +112,7 @@ def test_drafts_are_right_as_often_beside_adapters_and_after_sleeps(tmp_path):
     assert drafted[0] == expected and drafted[1] > 20
     for level in (1, 2):
         engine.sleep(level)
-        engine.wake()
+        wake(engine)
 
         again = counted(None)
 

@@ -15,7 +15,7 @@ from checkpoints import VARIANTS, build_checkpoint, write_tensors
 from every_third import EveryThird
 from plain_llama import PlainLlama
 from poisoned_engines import turns
-from test_live_weights import PROMPT, World, build, loaded, run, sequence, served, tensors_of, update
+from test_live_weights import PROMPT, World, build, loaded, run, sequence, served, tensors_of, update, wake
 
 from engine import served_model
 from engine.live.weight_source import WeightArrays, WeightFiles
@@ -273,18 +273,18 @@ def test_no_page_of_former_weights_comes_back_from_the_host(tmp_path: Path, vari
             engine.sleep(1)
             assert engine.stats().host_pages_cached
             update(engine, WeightFiles(str(second)))
-            engine.wake()
+            wake(engine)
         case "sleep 1":
             engine.sleep(1)
-            engine.wake()
+            wake(engine)
         case "sleep 2":
             engine.sleep(2)
-            engine.wake()
+            wake(engine)
         case "wake weights first":
             engine.sleep(2)
-            engine.wake(pages=False)
+            wake(engine, pages=False)
             update(engine, WeightFiles(str(second)))
-            engine.wake()
+            wake(engine)
 
     kept = engine.stats().host_pages_cached
     assert bool(kept) == (change == "sleep 1")

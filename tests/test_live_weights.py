@@ -66,6 +66,12 @@ def update(engine: oEngine, source: Any, **how: Any) -> list[SequenceOutput]:
     return outputs
 
 
+def wake(engine: oEngine, *, pages: bool = True) -> None:
+    """As the driver does it: what is missing is read beside it."""
+    missing = engine.missing_weights
+    engine.wake(None if missing is None else engine.stage_weights(missing), pages=pages)
+
+
 def tensors_of(variant: str, seed: int, **overrides: Any) -> Tensors:
     """Of a checkpoint that ``build_checkpoint`` writes."""
     return random_tensors({**VARIANTS[variant].config, **overrides}, seed)
@@ -336,17 +342,17 @@ def test_weights_and_pages_that_slept_come_back(world: World) -> None:
     q = Q_PROJ.format(0)
     with pytest.raises(ConfigurationError, match="sleeps without the others"):
         update(engine, WeightArrays({q: tensors_of("llama2", 2)[q]}))
-    engine.wake(pages=False)
+    wake(engine, pages=False)
     assert engine.stats().asleep and engine.stats().has_weights
-    engine.wake()
+    wake(engine)
     assert answer(engine) == wanted
 
     engine.sleep(2)
     update(engine, WeightFiles(str(world.checkpoints[1])), name="better")
-    engine.wake()
+    wake(engine)
     assert answer(engine) == others
     engine.sleep(2)
-    engine.wake()
+    wake(engine)
     assert answer(engine) == others
     assert (engine.stats().weight_version, engine.stats().weight_name) == (version + 3, "better")
 
@@ -354,11 +360,11 @@ def test_weights_and_pages_that_slept_come_back(world: World) -> None:
     try:
         engine.sleep(2)
         with pytest.raises(ConfigurationError, match="neither model"):
-            engine.wake()
+            wake(engine)
         assert engine.stats().asleep and not engine.stats().has_weights and not engine.stats().awaits_weights
     finally:
         file.with_suffix(".away").rename(file)
-    engine.wake()
+    wake(engine)
     assert answer(engine) == others
 
 
@@ -369,7 +375,7 @@ def test_weights_that_came_as_arrays_do_not_come_back_by_themselves(world: World
     assert answer(engine) == others
 
     engine.sleep(2)
-    engine.wake()
+    wake(engine)
 
     stats = engine.stats()
     assert (stats.asleep, stats.has_pages, stats.has_weights, stats.awaits_weights) == (True, True, False, True)

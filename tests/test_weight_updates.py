@@ -271,6 +271,44 @@ def test_a_driver_whose_weights_cannot_be_read_again_sleeps_on(served: Served) -
         assert served.ask("a").end()[1].finish_reason == "length"
 
 
+def test_weights_are_read_beside_a_driver_that_is_to_wake(served: Served) -> None:
+    """It does what else it is told, a sleep too, which undoes the wake; a second wake reads nothing that is there."""
+    first, second, slept = Channel(), Channel(), Channel()
+    served.driver.operations.sleep("s", slept, 2)
+    slept.get()
+    served.engine.may_stage.clear()
+    served.driver.operations.wake("w", first)
+    served.driver.operations.reset_prefix_cache("c", slept)
+    assert "is empty" in slept.get().text
+    served.driver.operations.sleep("s", slept, 1)
+    assert slept.get().text == "asleep"
+    for channel in (second, second):
+        served.driver.operations.wake("w", channel)
+    assert served.driver.seconds_since_progress == 0 and served.driver.status().state == "asleep"
+
+    served.engine.may_stage.set()
+
+    refused = first.get()
+    assert refused.error is not None and "sent to sleep again before it woke" in refused.error.message
+    assert [second.get().text for _ in range(2)] == ["awake", "awake"]
+    assert served.ask("a").end()[1].finish_reason == "length"
+    assert (len(served.engine.staged), len(served.engine.discarded)) == (2, 1)
+
+
+def test_a_driver_that_reads_weights_to_wake_can_be_stopped() -> None:
+    """Whoever waits for the wake hears that."""
+    served, channel = Served(), Channel()
+    served.driver.operations.sleep("s", channel, 2)
+    channel.get()
+    served.engine.may_stage.clear()
+    served.driver.operations.wake("w", channel)
+
+    served.driver.stop("enough", timeout=0.1)
+
+    assert channel.get().error is not None
+    served.engine.may_stage.set()
+
+
 @pytest.mark.parametrize("woken_first", [True, False])
 def test_a_driver_that_sleeps_without_weights_serves_when_all_have_come(served: Served, woken_first: bool) -> None:
     """Those that came as arrays cannot be read again: until an update brings all, requests hear what is missing."""

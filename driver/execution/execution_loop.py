@@ -11,10 +11,10 @@ from driver.errors import DriverError, InvalidRequest
 from driver.execution.deadlines import Deadlines
 from driver.execution.inbox import Inbox
 from driver.execution.items import Changed, Item, Overdue, source
-from driver.execution.progress import COMMAND_PATIENCE, WAKE_PATIENCE, Progress
+from driver.execution.progress import Progress
 from driver.open_requests import OpenRequest
 from driver.operations.engine_changes import EngineChanges, done
-from driver.operations.weight_updates import UpdateWeights
+from driver.operations.weight_updates import FinishWake, UpdateWeights
 from driver.request import ReturnSample, error_sample
 from driver.stages.engine_protocol import Engine
 from driver.stages.queues import BoundedQueue, QueueClosed
@@ -85,7 +85,7 @@ class ExecutionLoop:
     def seconds_since_progress(self) -> float:
         """For how long there has been work and no step has ended, even if this thread hangs.
 
-        A command, which runs no step, counts only beyond COMMAND_PATIENCE, or WAKE_PATIENCE.
+        A command, which runs no step, counts only beyond COMMAND_PATIENCE.
         """
         return self._progress.seconds_since
 
@@ -133,7 +133,7 @@ class ExecutionLoop:
                     case Compiled():
                         self._engine.adopt()
                         self.stats = self._engine.stats()
-                    case SleepEngine() | WakeEngine() | PauseEngine() | ResumeEngine() | UpdateWeights():
+                    case SleepEngine() | WakeEngine() | FinishWake() | PauseEngine() | ResumeEngine() | UpdateWeights():
                         if not self._changes.defer(message):
                             self._change(message)
                     case _:
@@ -213,12 +213,12 @@ class ExecutionLoop:
 
     def _change(self, change: Change) -> None:
         """An exception from the change is a fault of the engine, and of no request."""
-        reads_weights = isinstance(change, WakeEngine) and change.weights
-        with self._progress.running_no_step(WAKE_PATIENCE if reads_weights else COMMAND_PATIENCE):
+        with self._progress.running_no_step():
             answer = self._changes.run(change)
         # first: the client may ask for the state as soon as it has the answer
         self.stats = self._engine.stats()
-        self.stage.work(Changed(change, answer))
+        if answer is not None:
+            self.stage.work(Changed(change, answer))
 
     def _profile(self, command: ProfileEngine) -> ReturnSample:
         """Starts or writes a trace between two steps, so that it has whole ones."""

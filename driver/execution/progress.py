@@ -5,8 +5,6 @@ from contextlib import contextmanager
 
 COMMAND_PATIENCE = 600.0
 """Seconds that a command, such as to write a trace, may take before that is no progress."""
-WAKE_PATIENCE = 3600.0
-"""The same of a wake that reads the weights, from wherever they are, while nobody can be served."""
 
 
 class Progress:
@@ -32,9 +30,9 @@ class Progress:
         self._made_at = None
 
     @contextmanager
-    def running_no_step(self, patience: float = COMMAND_PATIENCE) -> Iterator[None]:
-        """A block in which no step runs, which counts as progress for so many seconds."""
-        self._made_at = self._clock() + patience
+    def running_no_step(self) -> Iterator[None]:
+        """A block in which no step runs, which counts as progress for COMMAND_PATIENCE."""
+        self._made_at = self._clock() + COMMAND_PATIENCE
         try:
             yield
         finally:

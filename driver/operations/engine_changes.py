@@ -9,8 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from driver.errors import InvalidRequest
-from driver.operations.weight_updates import UpdateWeights
+from driver.errors import InvalidRequest, Overloaded
+from driver.operations.weight_updates import FinishWake, RereadWeights, UpdateWeights
 from driver.request import ReturnSample, UpdateMode, Usage, error_sample
 from driver.stages.engine_protocol import Engine
 from driver.thread_messages import Change, PauseEngine, ResumeEngine, SleepEngine, WakeEngine
@@ -42,6 +42,7 @@ class EngineChanges:
         """Whether the engine runs no step."""
         self._deferred: deque[PauseEngine | UpdateWeights] = deque()
         """Until the engine has no work left."""
+        self._num_sleeps = 0
         self._held: dict[str, Sequence] = {}
 
     @property
@@ -86,13 +87,17 @@ class EngineChanges:
         """A change that has waited, if the engine has no work any more."""
         return self._deferred.popleft() if self._deferred and not self._engine.has_work else None
 
-    def run(self, change: Change) -> ReturnSample:
-        """Change the engine; returns the answer. Raises what is a fault of the engine."""
+    def run(self, change: Change) -> ReturnSample | None:
+        """Change the engine; returns the answer, or None if a FinishWake will have it. Raises what
+        is a fault of the engine."""
+        answer: ReturnSample | None
         match change:
             case SleepEngine():
                 answer = self._sleep(change)
             case WakeEngine():
                 answer = self._wake(change)
+            case FinishWake():
+                answer = self._finish_wake(change)
             case PauseEngine():
                 answer = self._pause(change)
             case ResumeEngine():
@@ -109,18 +114,34 @@ class EngineChanges:
         if change.cancelled:
             return error_sample(change.request_id, InvalidRequest("the daemon was woken before it slept"))
         self._engine.sleep(change.level)
+        self._num_sleeps += 1
         return done(change.request_id, "asleep")
 
-    def _wake(self, change: WakeEngine) -> ReturnSample:
+    def _wake(self, change: WakeEngine) -> ReturnSample | None:
+        if not change.weights or self._engine.missing_weights is None:
+            self._engine.wake(pages=change.pages)
+            return self._woken(change.request_id, weights=change.weights)
         try:
-            self._engine.wake(weights=change.weights, pages=change.pages)
-        except ConfigurationError as error:
-            logger.error("the weights cannot be read again, and the daemon sleeps on: %s", error)
-            return error_sample(change.request_id, InvalidRequest(f"the daemon sleeps on: {error}"))
+            change.read(RereadWeights(change.request_id, change.channel, change.pages, self._num_sleeps))
+        except Overloaded as refusal:
+            return error_sample(change.request_id, refusal)
+        return None
+
+    def _finish_wake(self, change: FinishWake) -> ReturnSample:
+        order, staged = change.order, change.staged
+        is_needed = order.sleep == self._num_sleeps and self._engine.missing_weights is not None
+        if staged is not None and not is_needed:
+            self._engine.discard_weights(staged)
+        if order.sleep != self._num_sleeps:
+            return error_sample(order.request_id, InvalidRequest("the daemon was sent to sleep again before it woke"))
+        self._engine.wake(staged if is_needed else None, pages=order.pages)
+        return self._woken(order.request_id, weights=True)
+
+    def _woken(self, request_id: str, *, weights: bool) -> ReturnSample:
         stats = self._engine.stats()
-        if change.weights and stats.awaits_weights:
-            return done(change.request_id, f"asleep: {AWAITS_WEIGHTS}")
-        return done(change.request_id, "asleep" if stats.asleep else "awake")
+        if weights and stats.awaits_weights:
+            return done(request_id, f"asleep: {AWAITS_WEIGHTS}")
+        return done(request_id, "asleep" if stats.asleep else "awake")
 
     def _pause(self, change: PauseEngine) -> ReturnSample:
         self._settle(abort=change.mode == "abort")

@@ -1,4 +1,4 @@
-"""Staging of new weights on a thread of its own, one update after the other."""
+"""Staging of weights on a thread of its own, one after the other: an update's, and those that a wake brings back."""
 
 import logging
 import threading
@@ -41,22 +41,41 @@ class UpdateWeights(msgspec.Struct, frozen=True):
     channel: ReturnChannel
 
 
-class WeightUpdates:
-    """Reads the weights of one update at a time and checks them; ``post`` has them written.
+class RereadWeights(msgspec.Struct, frozen=True):
+    """For the thread of weights: read those that were served before the engine slept, for a wake."""
 
-    The next update is not staged before: the host holds one at most.
+    request_id: str
+    channel: ReturnChannel
+    pages: bool
+    sleep: int
+    """The number of the sleep that the wake is to end."""
+
+
+class FinishWake(msgspec.Struct, frozen=True):
+    """Write these weights, unless others came meanwhile, and wake; then answer the channel."""
+
+    request_id: str
+    order: RereadWeights
+    staged: StagedWeights | None
+    channel: ReturnChannel
+
+
+class WeightUpdates:
+    """Reads the weights of one order at a time and checks them; ``post`` has them written.
+
+    The next ones are not staged before: the host holds one at most.
     """
 
-    def __init__(self, engine: Engine, post: Callable[[UpdateWeights], None]) -> None:
+    def __init__(self, engine: Engine, post: Callable[[UpdateWeights | FinishWake], None]) -> None:
         self._engine = engine
         self._post = post
-        self._queue: TurnQueue[WeightUpdate] = TurnQueue(MAX_UPDATES, lambda _: ("", ""))
+        self._queue: TurnQueue[WeightUpdate | RereadWeights] = TurnQueue(MAX_UPDATES, lambda _: ("", ""))
         self._written = threading.Event()
 
-    def submit(self, update: WeightUpdate) -> None:
-        """Queues an update. Raises Overloaded and QueueClosed, at once."""
+    def submit(self, order: WeightUpdate | RereadWeights) -> None:
+        """Queues an order. Raises Overloaded and QueueClosed, at once."""
         try:
-            self._queue.put_nowait(update)
+            self._queue.put_nowait(order)
         except Full:
             raise Overloaded(f"{MAX_UPDATES} updates of the weights wait already: wait for their answers") from None
 
@@ -69,20 +88,31 @@ class WeightUpdates:
         self._queue.close()
         self._written.set()
 
-    def _stage(self, update: WeightUpdate) -> None:
+    def _stage(self, order: WeightUpdate | RereadWeights) -> None:
         try:
-            staged = self._engine.stage_weights(update.source)
+            message = self._staged(order)
         except ConfigurationError as refusal:
-            self._refuse(update, InvalidRequest(str(refusal)))
+            self._refuse(order, InvalidRequest(str(refusal)))
         except Exception:
-            logger.exception("weights could not be read", extra={"request_id": update.request_id})
-            self._refuse(update, InternalError("a fault of the daemon: its log has the details"))
+            logger.exception("weights could not be read", extra={"request_id": order.request_id})
+            self._refuse(order, InternalError("a fault of the daemon: its log has the details"))
         else:
-            channel = Notifying(update.channel, self._written.set)
-            self._post(UpdateWeights(update.request_id, update, staged, channel))
+            self._post(message)
             self._written.wait()
             self._written.clear()  # not before: ``close`` may have set it while this one was staged
 
-    def _refuse(self, update: WeightUpdate, error: DriverError) -> None:
-        logger.warning("weights are not updated: %s", error)
-        update.channel.put(error_sample(update.request_id, error))
+    def _staged(self, order: WeightUpdate | RereadWeights) -> UpdateWeights | FinishWake:
+        channel = Notifying(order.channel, self._written.set)
+        if isinstance(order, WeightUpdate):
+            return UpdateWeights(order.request_id, order, self._engine.stage_weights(order.source), channel)
+        source = self._engine.missing_weights
+        staged = None if source is None else self._engine.stage_weights(source)  # or others have come meanwhile
+        return FinishWake(order.request_id, order, staged, channel)
+
+    def _refuse(self, order: WeightUpdate | RereadWeights, error: DriverError) -> None:
+        if isinstance(order, RereadWeights):
+            logger.error("the weights cannot be read again, and the daemon sleeps on: %s", error)
+            error = type(error)(f"the daemon sleeps on: {error}")
+        else:
+            logger.warning("weights are not updated: %s", error)
+        order.channel.put(error_sample(order.request_id, error))

@@ -70,9 +70,14 @@ class Engine(Protocol):
     def sleep(self, level: int = 1) -> None:
         """Frees the pages' memory, and the weights' at level 2; no sequence may wait or run."""
 
-    def wake(self, *, weights: bool = True, pages: bool = True) -> None:
-        """Takes that memory again; raises ConfigurationError if weights cannot be read. Those that
-        came as arrays have to be sent again: ``stats`` then says that it ``awaits_weights``."""
+    @property
+    def missing_weights(self) -> WeightSource | None:
+        """What to stage for ``wake``, if something can bring the weights that are not there; any
+        thread may read it. Those that came as arrays have to be sent again: ``stats`` then says
+        that it ``awaits_weights``."""
+
+    def wake(self, staged: StagedWeights | None = None, *, pages: bool = True) -> None:
+        """Takes that memory again, and has these weights in it."""
 
     @property
     def sequence_ids(self) -> list[str]:

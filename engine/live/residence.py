@@ -4,6 +4,7 @@ from typing import Any
 
 from engine.live.live_weights import LiveWeights
 from engine.live.staging import StagedWeights
+from engine.live.weight_source import Rereadable
 from engine.metrics.engine_stats import FIRST_VERSION
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.step.compilation import counted_apart
@@ -44,13 +45,17 @@ class Residence:
         else:
             self.forget_cache()
 
-    def wake(self, *, weights: bool, pages: bool) -> None:
-        """Read the weights that were served and allocate the pages again, what of it was freed.
+    @property
+    def missing_weights(self) -> Rereadable | None:
+        """See oEngine."""
+        return None if self._has_weights or self._weights is None else self._weights.again
+
+    def wake(self, staged: StagedWeights | None, *, pages: bool) -> None:
+        """Write the weights that were served, and allocate the pages again if they were freed.
         Raises as ``oEngine.wake`` does."""
         with counted_apart():
-            again = None if self._weights is None else self._weights.again
-            if weights and not self._has_weights and again is not None:
-                self.replace_weights(self._runner.stage_weights(again), self._name, keep_cache=False)
+            if staged is not None:
+                self.replace_weights(staged, self._name, keep_cache=False)
             if pages and not self.has_pages:
                 self._runner.allocate_cache()
                 self.has_pages = True
