@@ -71,12 +71,33 @@ from driver.grammars.compiler import GrammarCompiler  # noqa: E402
 from driver.text.tokenizer import HuggingFaceTokenizer  # noqa: E402
 from engine import cpu_libraries  # noqa: E402
 from ipc.process.logs import OURS  # noqa: E402
+from ipc.server import zmq_server  # noqa: E402
 from ipc.service import daemon  # noqa: E402
+from ipc.sockets.spawner import Spawner  # noqa: E402
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 daemon.SHUTDOWN_TIMEOUT = PATIENCE  # after which it ends its process, which here is that of all tests
+
+
+class SharedSpawner(Spawner):
+    """Has one fork server for all servers of the tests: each of their own would import for a tenth of a second."""
+
+    def stop(self) -> None:
+        """A server has ended its processes before."""
+
+    def sockets(self) -> list[psutil.Process]:
+        """The processes of the servers that have not been stopped, and such as are just ending."""
+        return psutil.Process(self._server.pid).children() if self._server is not None else []
+
+    def end(self) -> None:
+        """The last server has been stopped."""
+        super().stop()
+
+
+spawner = SharedSpawner()
+zmq_server.Spawner = lambda: spawner  # type: ignore[assignment, misc]
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -103,16 +124,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     """The run is over."""
+    spawner.end()
     shutil.rmtree(HOME)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_server_left_behind() -> Iterator[None]:
-    """Every server that a file's tests have started has been stopped: its processes are children of this one."""
+    """Every server that a file's tests have started has been stopped: it has no processes any more."""
     yield
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):  # it was just ending
-            assert child.name() != "odriver-sockets"
+    assert psutil.wait_procs(spawner.sockets(), PATIENCE)[1] == []
 
 
 MOST_MAPPINGS = 10_000

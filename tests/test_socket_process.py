@@ -131,11 +131,12 @@ def test_the_kernel_ends_sockets_processes_before_others_where_memory_is_short(
 ) -> None:
     """And not the one with the weights."""
     del driver
-    with RawClient(address) as client:
+    with RawClient(address) as client, RawClient(control_address(address)) as control:
         client.greet()
-        _, sockets = processes()
-        for process in sockets:  # those of other sockets may have begun just now
-            until(lambda file=Path(f"/proc/{process}/oom_score_adj"): file.read_text() == "1000\n")  # type: ignore[misc]
+        control.greet()
+    _, sockets = processes()
+
+    assert {Path(f"/proc/{process}/oom_score_adj").read_text().strip() for process in sockets} == {"1000"}
 
 
 def named(address: str, name: bytes) -> tuple["zmq.Context[zmq.Socket[bytes]]", "zmq.Socket[bytes]"]:
