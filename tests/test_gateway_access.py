@@ -94,7 +94,7 @@ def test_a_caller_has_the_name_that_its_key_has_at_the_daemon(tmp_path: Path, ad
     own = tmp_path / "gate.key"
     with (
         serving(address, driver, authority=Authority(tmp_path / "keys")),
-        gateway(address, timeout=5, callers=Callers(api_keys, own), key=own) as http,  # which carol takes
+        gateway(address, timeout=2, callers=Callers(api_keys, own), key=own) as http,  # which carol takes
     ):
         answers = [
             http.post(TEXT, json={"prompt": "x"}, headers=bearer(one)) for one in (ALICE, BOB, "sk-carol-0123456789")

@@ -289,9 +289,11 @@ def test_the_log_warns_of_what_fails(address: str, caplog: pytest.LogCaptureFixt
             asking.result()
 
     with serving(address, driver), gateway(address) as http:
+        answering = threading.Thread(target=lambda: driver.say(driver.take(), "so far", [1]))
+        answering.start()
         with http.stream("POST", CHAT, json=chat("hold", stream=True)) as leaving:
-            driver.say(driver.take(), "so far", [1])
             next(leaving.iter_lines())
+        answering.join()
         driver.aborted.get(timeout=PATIENCE)  # who leaves is no fault
         fail(stream=True)
         fail(stream=False)

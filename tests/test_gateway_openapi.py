@@ -29,6 +29,7 @@ def http(address: str, driver: FakeDriver, tmp_path: Path) -> Iterator[httpx.Cli
 
 Validator = jsonschema.Draft202012Validator
 
+DOCUMENT = document()
 TENSOR = {"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]], "object_names": ["x"], "offsets": [0]}
 
 
@@ -38,7 +39,7 @@ def check(answer: httpx.Response, described: dict[str, Any]) -> None:
     schema = content[answer.headers["content-type"].partition(";")[0]]["schema"]
     value = answer.json() if answer.headers["content-type"] == "application/json" else answer.text
     Validator.check_schema(schema)
-    Validator({**schema, "components": document()["components"]}).validate(value)
+    Validator({**schema, "components": DOCUMENT["components"]}).validate(value)
 
 
 def test_every_address_is_described_and_answers_as_described(http: httpx.Client) -> None:
@@ -68,7 +69,7 @@ def test_every_address_is_described_and_answers_as_described(http: httpx.Client)
 
 def test_chunks_are_as_described(http: httpx.Client) -> None:
     """Those of a chat and those of a text."""
-    components = {"components": document()["components"]}
+    components = {"components": DOCUMENT["components"]}
     for path, body, name in ((CHAT, chat("a b"), "ChatChunk"), (TEXT, {"prompt": "a b"}, "TextCompletion")):
         for chunk in events(http.post(path, json={**body, "stream": True})):
             jsonschema.validate(chunk, {"$ref": f"#/components/schemas/{name}", **components})
@@ -76,7 +77,7 @@ def test_chunks_are_as_described(http: httpx.Client) -> None:
 
 def test_what_is_described_of_a_body_is_what_is_taken() -> None:
     """Its fields and no others, with their limits."""
-    schema = document()["components"]["schemas"]["ChatCompletionRequest"]
+    schema = DOCUMENT["components"]["schemas"]["ChatCompletionRequest"]
 
     assert schema["properties"].keys() == set(ChatCompletionRequest.__struct_fields__)
     assert schema["additionalProperties"] is False and schema["required"] == ["messages"]
