@@ -273,11 +273,12 @@ def test_a_process_that_ends_ends_its_compilers(tmp_path: Path, monkeypatch: pyt
     assert not [*kernels.iterdir()]
 
 
-def test_several_that_compile_at_once_each_have_a_library(tmp_path):
+def test_several_that_compile_at_once_each_have_a_library(with_compiler: Path, tmp_path: Path) -> None:
     """Containers that share a cache have the same process ids; nothing unfinished is left."""
-    (tmp_path / "unfinished-old").mkdir()
-    os.utime(tmp_path / "unfinished-old", (0, 0))  # of a process that was killed
+    shared = tmp_path / "shared"
+    (shared / "unfinished-old").mkdir(parents=True)
+    os.utime(shared / "unfinished-old", (0, 0))  # of a process that was killed
     with ThreadPoolExecutor(3) as pool:
-        libraries = list(pool.map(lambda _: compile_library(ATTENTION, "baseline", tmp_path), range(3)))
+        libraries = list(pool.map(lambda _: compile_library(with_compiler, "baseline", shared), range(3)))
 
-    assert [*tmp_path.iterdir()] == [libraries[0]] == libraries[1:2] == libraries[2:]
+    assert [*shared.iterdir()] == [libraries[0]] == libraries[1:2] == libraries[2:]

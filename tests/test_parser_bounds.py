@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ipc.gateway.output import argument_readers, tool_call_parser
+from ipc.gateway.output import argument_readers, markers, tool_call_parser
 from ipc.gateway.output.argument_readers import Braces
 from ipc.gateway.output.harmony import HarmonyParser
 from ipc.gateway.output.markers import MAX_SPACE
@@ -16,6 +16,7 @@ from ipc.gateway.output.tool_formats import GLM45, HERMES, LLAMA3_JSON, MISTRAL,
 
 FUNCTIONS = {"f": {"properties": {"a": {"type": "array"}}}}
 SPACE = " \n" * 4000
+LITTLE = 64
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 CODER_CALL = "<tool_call><function=f>"
 
@@ -53,20 +54,21 @@ def test_no_more_whitespace_is_held_than_may_be_dropped(start: str) -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize("start", STARTS)
-def test_much_whitespace_means_the_same_in_pieces(start: str, size: int) -> None:
-    """Before a call, a mark, a word, and at the end."""
+def test_much_whitespace_means_the_same_in_pieces(start: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a call, a mark, a word, and at the end: more than may be dropped, which here is little, and up to that."""
+    monkeypatch.setattr(markers, "MAX_SPACE", LITTLE)
     make, before = STARTS[start]
     for behind in (
         "",
         "y",
-        "y" + SPACE,
+        "y" + SPACE[: 8 * LITTLE],
         CALL,
         "<think>z</think>",
         "</think>z",
         "<response>z",
         "<|channel|>final<|message|>z",
     ):
-        for space in (SPACE, SPACE[: MAX_SPACE + 1], SPACE[:MAX_SPACE], " "):
+        for space in (SPACE[: 8 * LITTLE], SPACE[: LITTLE + 1], SPACE[:LITTLE], " "):
             text = before + space + behind
             wrapped = [whole_output(make_answer(make), text, "stop")]
             parser = make_answer(make)
