@@ -217,9 +217,7 @@ def test_a_device_that_is_named_is_the_one_that_is_looked_at(tmp_path: Path, mon
     ("dtype", "quantization", "matrix", "scale"),
     [("auto", None, 16, 8), ("bfloat16", None, 8, 4), ("auto", "int8", 4, 8), ("bfloat16", "int4", 2, 4)],
 )
-def test_weights_are_counted_as_they_are_served(
-    dtype: str, quantization: str | None, matrix: int, scale: int
-) -> None:
+def test_weights_are_counted_as_they_are_served(dtype: str, quantization: str | None, matrix: int, scale: int) -> None:
     """Of bfloat16 on the disk, float32 on a CPU unless it is told otherwise; what is published in 8 bits stays."""
     tensors = [TensorInfo((2, 2), DTYPES["BF16"]), TensorInfo((2,), DTYPES["BF16"]), TensorInfo((2, 2), DTYPES["I8"])]
 
