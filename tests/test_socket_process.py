@@ -30,7 +30,7 @@ from ipc.sockets.socket_process import MAX_BYTES_INSIDE, PARTS_PER_TURN, SocketP
 from ipc.sockets.tenants import of_user
 from ipc.wire.addresses import control_address
 from ipc.wire.codec import encode
-from ipc.wire.messages import PROTOCOL_VERSION, Generate, Hello, Ping, Pong
+from ipc.wire.messages import PROTOCOL_VERSION, Error, Generate, Hello, Ping, Pong
 
 
 def processes() -> tuple[list[int], list[int]]:
@@ -119,7 +119,9 @@ def test_a_message_of_very_many_frames_ends_its_connection(address: str, driver:
         client.say(Generate("a", prompt=[1]))
         request = driver.take()
 
-        client.send(*[b""] * (10 * PARTS_PER_TURN))
+        client.send(*[b""] * (1 + PARTS_PER_TURN))
+        assert client.hear() == Error(None, "invalid_request", "a message is one frame, not several")
+        client.send(*[b""] * (2 + PARTS_PER_TURN))
 
         assert driver.aborted.get(timeout=PATIENCE) == request.request_id
         assert other.ask(Ping()) == Pong()

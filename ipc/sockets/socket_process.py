@@ -29,8 +29,8 @@ UNREAD_LIMIT = 2**18
 """Bytes that the daemon has not read, above which no client is read."""
 MESSAGES_PER_TURN = 64
 """Messages taken from clients before the daemon's get their turn again."""
-PARTS_PER_TURN = 256
-"""Frames of one message that are dropped before the daemon and other clients get their turn."""
+PARTS_PER_TURN = 255
+"""Frames behind a message's first that are dropped before the daemon and other clients get their turn."""
 TAKEN_AT_ONCE, BYTES_TAKEN_AT_ONCE = 50, 2**20
 """Sent messages that are reported to the daemon together, and their bytes."""
 MAX_BYTES_INSIDE = 8 * 2**20
