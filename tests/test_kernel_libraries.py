@@ -263,7 +263,10 @@ def test_a_process_that_ends_ends_its_compilers(tmp_path: Path, monkeypatch: pyt
     workers: list[int] = []
     while not workers and not compiling.done():
         workers = [
-            child for each in cpu_kernels._running for child in cpu_kernels._workers(each.pid) if child != each.pid
+            child
+            for each in tuple(cpu_kernels._running)
+            for child in cpu_kernels._workers(each.pid)
+            if child != each.pid
         ]
 
     cpu_kernels.stop_compilers()
