@@ -88,6 +88,22 @@ CHATS: dict[str, dict[str, Any]] = {
         "tools": [tool(strict=False)],
         "parallel_tool_calls": True,
     },
+    "litellm": {
+        "messages": [
+            {"role": "user", "content": "list the files"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [CALL],
+                "function_call": None,
+                "reasoning_content": "I list.",
+                "provider_specific_fields": {"reasoning": "I list."},
+            },
+            {"role": "tool", "tool_call_id": "call_1", "name": "shell", "content": "README.md"},
+        ],
+        "tools": [tool()],
+        "max_tokens": 60,
+    },
     "llamaindex": {
         "messages": [
             {"role": "developer", "content": "Be brief."},
@@ -98,6 +114,13 @@ CHATS: dict[str, dict[str, Any]] = {
         "max_completion_tokens": 256,
         "tools": [tool(strict=False)],
         "tool_choice": "auto",
+    },
+    "lm-eval": {
+        "messages": [{"role": "user", "content": "Question: 1 + 1\nAnswer:", "type": "text"}],
+        "max_tokens": 256,
+        "temperature": 0,
+        "stop": ["Question:", "</s>"],
+        "seed": 1234,
     },
     "openai": {
         "messages": [{"role": "developer", "content": text("Be brief.")}, {"role": "user", "content": "Hello."}],

@@ -71,6 +71,15 @@ def test_what_chat_clients_send_is_answered(http: httpx.Client, driver: Scripted
     assert (chunks[-1].usage is not None) == ("stream_options" in body)
 
 
+def test_a_refusal_of_another_model_is_what_it_said(http: httpx.Client, driver: ScriptedDriver) -> None:
+    """A conversation goes on here that began elsewhere."""
+    refused = {"role": "assistant", "content": None, "refusal": "I would rather not."}
+
+    assert http.post(CHAT, json={"messages": [refused, {"role": "user", "content": "Please."}]}).status_code == 200
+
+    assert (driver.submitted[0].messages or [])[0] == {"role": "assistant", "content": "I would rather not."}
+
+
 @pytest.mark.parametrize("client", RESPONSES)
 def test_what_responses_clients_send_is_answered(http: httpx.Client, driver: ScriptedDriver, client: str) -> None:
     """A call and its result go back as turns of the conversation."""

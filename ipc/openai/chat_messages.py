@@ -21,8 +21,11 @@ class TextPart(Struct, frozen=True, forbid_unknown_fields=True):
 class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
     """A turn of a conversation, as OpenAI's clients send it or got it as an answer.
 
-    An assistant's reasoning is ``reasoning_content``, which vLLM calls ``reasoning``. Answers of
-    OpenAI have more fields, which clients send back; they must be empty.
+    An assistant's reasoning is ``reasoning_content``, which vLLM calls ``reasoning``, and its
+    ``refusal`` is what it said in place of content. Answers of OpenAI have more fields, which
+    clients send back; they must be empty. Two are not read: ``type``, which lm-eval and clients of
+    the Responses API write, and ``provider_specific_fields``, in which LiteLLM repeats the
+    reasoning.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -32,15 +35,17 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    refusal: None = None
+    refusal: str | None = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
     cache_control: CacheControl | None = None
+    type: Literal["message", "text"] | None = None
+    provider_specific_fields: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As our client takes it; an answer that was all reasoning has no content."""
-        content = _text(self.content)
+        content = self.refusal if self.content is None else _text(self.content)
         if content is None and self.role == "assistant" and not self.tool_calls:
             content = ""
         said: dict[str, Any] = {

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
@@ -55,7 +55,7 @@ class ToolCall(Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     function: FunctionCall
     type: Literal["function"] = "function"
-    index: int | None = None
+    index: int | UnsetType | None = UNSET
 
     def as_dict(self) -> dict[str, Any]:
         """As our client takes it."""
