@@ -123,8 +123,9 @@ def test_a_template_that_knows_developers_hears_of_them(tmp_path: Path) -> None:
         ([message(content=[{"type": "text"}])], "content must be a string, not list"),
         ([message(content="\ud83d")], "surrogate"),
         ([calling(["f"])], "messages[0].tool_calls[0] must have a function"),
-        ([calling([{"function": {"name": "f", "arguments": "{"}}])], "tool_calls[0]: its arguments are no JSON"),
-        ([calling([{"function": {"name": "f", "arguments": "[]"}}])], "must be a JSON object, not list"),
+        ([calling([{"function": {"name": "f", "arguments": "\ud83d"}}])], "tool_calls[0] holds half a surrogate pair"),
+        ([calling([{"function": {"name": "f", "arguments": "[" * 65}}])], "its arguments cannot be read: it is nested"),
+        ([calling([{"function": {"name": "f", "arguments": []}}])], "must be a JSON object, not list"),
         ([message(role="tool")], "refuses these messages: no tools here"),
         ([calling([{"function": {"name": "f"}}])], "knows no tool_calls"),
     ],
@@ -155,6 +156,17 @@ def test_what_the_template_would_ignore_is_refused(
         tokenizer.render(checked_chat([message()], tools, template_kwargs))
 
     assert complaint in str(error.value)
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Os', "[]", "Oslo", '{"a": 1}'])
+def test_arguments_that_a_model_got_wrong_go_back_as_they_are(tmp_path: Path, arguments: str) -> None:
+    """A call that was cut off is a turn of the conversation too; what is an object is one for the template."""
+    template = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments }}{% endfor %}{% endfor %}"
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, build_byte_level(), template))
+
+    text = tokenizer.render(checked_chat([calling([{"function": {"name": "f", "arguments": arguments}}])]))
+
+    assert text == ("{'a': 1}" if arguments == '{"a": 1}' else arguments)
 
 
 def test_tools_and_calls_reach_the_template(tmp_path: Path) -> None:

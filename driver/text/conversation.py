@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +46,8 @@ _RESERVED = frozenset(
 
 
 class Chat(NamedTuple):
-    """A checked conversation: ``tools`` as OpenAI has them, arguments of calls as objects."""
+    """A checked conversation: ``tools`` as OpenAI has them, and the arguments of calls as objects, or as the text that a
+    model wrote in place of one."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -60,8 +62,8 @@ def checked_chat(
     A message has a ``role`` and a text as its ``content``, and may have the ``name`` of who
     speaks. An assistant's may have
     ``reasoning_content``, and ``tool_calls`` (``{"function": {"name": ..., "arguments": a JSON
-    object or its text}}``) in place of its content; a tool's, which answers a call,
-    ``tool_call_id``.
+    object, its text, or what was written in its place}}``) in place of its content; a tool's, which
+    answers a call, ``tool_call_id``.
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list of at least one message")
@@ -169,16 +171,25 @@ def _checked_call(where: str, call: Any) -> dict[str, Any]:
         raise InvalidRequest(f"{where} must have a function with a name and arguments")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        try:
-            check_json(arguments.encode())
-            arguments = msgspec.json.decode(arguments or "{}")
-        except (msgspec.DecodeError, UnicodeEncodeError) as error:
-            raise InvalidRequest(f"{where}: its arguments are no JSON: {error}") from error
-        except ValueError as error:
-            raise InvalidRequest(f"{where}: its arguments cannot be read: {error}") from error
-    if not isinstance(arguments, dict):
+        arguments = _read_arguments(where, arguments)
+    elif not isinstance(arguments, dict):
         raise InvalidRequest(f"{where}: its arguments must be a JSON object, not {type(arguments).__name__}")
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+
+
+def _read_arguments(where: str, text: str) -> dict[str, Any] | str:
+    """The object; the text itself where it is none, as a call's may be that a model got wrong or was cut off in. The
+    template writes it as it is, or refuses it."""
+    check_encodable(where, text)
+    try:
+        check_json(text.encode())
+    except ValueError as error:
+        raise InvalidRequest(f"{where}: its arguments cannot be read: {error}") from error
+    with suppress(msgspec.DecodeError):
+        arguments = msgspec.json.decode(text or "{}")
+        if isinstance(arguments, dict):
+            return arguments
+    return text
 
 
 def _check_tool(where: str, tool: dict[str, Any]) -> None:
