@@ -80,6 +80,17 @@ def test_a_step_of_an_unknown_size_with_passes_costs_what_reading_the_weights_do
     assert costs.seconds(5, 4) == 3.0 and costs.seconds(3, 2) == 2.0
 
 
+def test_passes_that_stalled_make_no_step_cost_less_than_nothing():
+    """A step with prompts that is shorter than its passes are believed to be corrects what is believed of these."""
+    costs = build_costs([(4, 1.0), (8, 2.0)])
+    costs.learn(4, 41.0, 2)
+
+    for _ in range(2):
+        costs.learn(8, 3.0, 2, has_prompts=True)
+
+    assert costs.seconds(8) == 2.0 and costs.drafting_seconds(2) == 1.0
+
+
 def test_the_first_run_and_a_stalled_machine_are_not_believed():
     """A first step that takes 50 times as long is forgiven by the second, and of many the median counts."""
     costs = build_costs([(8, 50.0), (8, 1.0)])

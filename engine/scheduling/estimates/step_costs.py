@@ -28,7 +28,8 @@ class StepCosts:
 
     A pass of a draft model costs the median of what decoding steps with passes took beyond one of
     their size without. Where nothing is known of that size, it is taken to cost what the largest
-    known one does: reading the weights. Steps with prompts, too, teach what their size costs.
+    known one does: reading the weights. Steps with prompts, too, teach what their size costs, unless
+    their passes alone are believed to take longer: then they teach what those cost.
     """
 
     def __init__(self, sizes: Iterable[int]) -> None:
@@ -54,12 +55,12 @@ class StepCosts:
     def learn(self, num_tokens: int, seconds: float, passes: int = 0, *, has_prompts: bool = False) -> None:
         """A step of so many tokens, and so many passes of a draft model, took so long, which may be
         more than the device's own time."""
-        if passes and not has_prompts:
+        drafting = self.drafting_seconds(passes)
+        if passes and (not has_prompts or (drafting is not None and seconds <= drafting)):
             self._passes.append((seconds - self._at_least(num_tokens)) / passes)
             self._pass_seconds = max(0.0, median_low(self._passes))
             self._without_passes = 0
             return
-        drafting = self.drafting_seconds(passes)
         if drafting is None:
             return
         seconds -= drafting
