@@ -400,6 +400,12 @@ def test_what_follows_a_trigger_has_its_form(http: httpx.Client, driver: Scripte
 
     grammar = llguidance.LLMatcher.grammar_from_lark(driver.submitted[0].params["structured_outputs"]["grammar"])
     tokenizer = llguidance.LLTokenizer("byte")
-    for text, num_taken in (('Well: <f=g>{"a": 1}</f>.', 24), ("Well: <f=h>", 9), ('<f=g>{"a": "b"}', 11), ("<g>", 3)):
+    for text, num_taken in (
+        ('Well: <f=g>{"a": 1}</f>.', 24),
+        ('<f=g>{"a":  1}', 11),
+        ("Well: <f=h>", 9),
+        ('<f=g>{"a": "b"}', 11),
+        ("<g>", 3),
+    ):
         assert llguidance.LLMatcher(tokenizer, grammar).try_consume_tokens(tokenizer.tokenize_str(text)) == num_taken
     assert refused.json()["error"]["param"] == "response_format.structures"

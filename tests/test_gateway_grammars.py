@@ -177,6 +177,18 @@ def test_what_is_strict_is_called_by_its_schema_or_not_at_all(row: ToolFormat) -
         build_answering(HERMES, ToolUse([ADD], [], parallel=True), with_marks=False).params({})
 
 
+@pytest.mark.parametrize("row", [HERMES, QWEN3_CODER])
+def test_a_record_of_zods_may_be_an_argument(row: ToolFormat) -> None:
+    """Its names may be any, which llguidance would not be told."""
+    add = Function("add", parameters={"properties": {"a": RECORD}, "required": ["a"]})
+    answering = build_answering(row, ToolUse([add], [add], parallel=True))
+
+    assert [follows(answering, written(row, ("add", {"a": value}))) for value in ({"x y": 1}, {"x": "y"})] == [
+        True,
+        False,
+    ]
+
+
 def test_a_form_or_a_call_is_what_is_answered() -> None:
     """Where both are asked for."""
     answering = build_answering(HERMES, ToolUse([NOW], [], parallel=True))
@@ -185,10 +197,17 @@ def test_a_form_or_a_call_is_what_is_answered() -> None:
     assert verdicts == [True, True, False]
 
 
+RECORD = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}}
+"""As zod writes one of numbers."""
+
 FORMS: list[tuple[dict[str, Any], str, str]] = [
     ({"json": NUMBER, "disable_any_whitespace": True}, '{"a":1}', '{"a": 1}'),
     ({"json": '{"type": "integer"}'}, "12", "a"),
+    ({"json": NUMBER}, '{\r\n\n\t\t"a" : 1\n}', '{"a":  1}'),
+    ({"json": {**NUMBER, "x-guidance": {"whitespace_pattern": "_"}}}, '{"a":_1}', '{"a": 1}'),
     ({"json": NUMBER, "disable_additional_properties": True}, '{"a": 1}', '{"a": 1, "b": 2}'),
+    ({"json": {"properties": {"r": RECORD}, "required": ["r"]}}, '{"r": {"x y": 1}}', '{"r": {"x": "y"}}'),
+    ({"json": {"enum": [RECORD]}, "disable_any_whitespace": True}, json.dumps(RECORD, separators=(",", ":")), "{}"),
     ({"json_object": True}, '{"x": []}', "[]"),
     ({"json": {"x-guidance": {"item_separator": ";"}}, "disable_any_whitespace": True}, "[1;2]", "[1, 2]"),
     ({"regex": r"[0-9]/\/\n?"}, "1//\n", "1/"),

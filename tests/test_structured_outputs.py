@@ -66,7 +66,8 @@ class Served:
 
     def __init__(self, directory: Path, engine: oEngine | None = None) -> None:
         self.engine = engine or build_engine(build_config(directory), lambda progress: None)
-        self.driver = oDriver(self.engine, HuggingFaceTokenizer(directory))
+        self.tokenizer = HuggingFaceTokenizer(directory)
+        self.driver = oDriver(self.engine, self.tokenizer)
         self._count = 0
         self.driver.start()
 
@@ -180,13 +181,19 @@ def test_a_schema_may_be_text(served: Served) -> None:
     assert served.ask({"json": ' {"const": 7} '}) == ("7", "stop")
 
 
+def blank(served: Served) -> int:
+    """The token that is a space."""
+    return next(token_id for token_id in range(VOCAB_SIZE) if served.tokenizer.bytes_of(token_id) == b" ")
+
+
 def test_whitespace_is_as_asked_for(served: Served) -> None:
-    """None, or what a pattern allows."""
+    """None, or what a pattern allows; where nothing is said a model cannot go on with it for ever."""
     schema = {"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "minItems": 2, "items": False}
 
     assert served.ask({"json": schema, "disable_any_whitespace": True}) == ("[1,2]", "stop")
     text, _ = served.ask({"json": schema, "whitespace_pattern": "_"})
     assert re.fullmatch("\\[_?1_?,_?2_?\\]", text)
+    assert served.ask({"json": schema}, logit_bias={blank(served): 100}) == ("[ 1 , 2 ]", "stop")
 
 
 def test_additional_properties_are_only_those_asked_for(served: Served) -> None:

@@ -65,7 +65,7 @@ class GrammarCompiler:
 
         Raises InvalidRequest for what is too large, is no JSON, or could not be honoured.
         """
-        kind, source = _kind_and_source(params)
+        kind, source, options = _source(params)
         size = len(source.encode(errors="surrogatepass"))
         if size > MAX_GRAMMAR_BYTES:
             raise refused(params, f"it has {size} bytes and may have at most {MAX_GRAMMAR_BYTES}")
@@ -73,7 +73,6 @@ class GrammarCompiler:
             source.encode()
         except UnicodeEncodeError as error:
             raise refused(params, "it holds half a surrogate pair, which is no text") from error
-        options = json_options(params) if kind == "json" else {}
         return msgspec.msgpack.encode(GrammarJob(kind, source, options, hide_eos))
 
     def find(self, job: bytes) -> CompiledGrammar | None:
@@ -184,23 +183,25 @@ def _definition(tokenizer: HuggingFaceTokenizer, limits: ServingLimits) -> Token
     return TokenizerDefinition(tokenizer.definition(), limits.vocab_size, ends)
 
 
-def _kind_and_source(params: StructuredOutputsParams) -> tuple[str, str]:
+def _source(params: StructuredOutputsParams) -> tuple[str, str, dict[str, str | bool]]:
+    """A GrammarJob's kind, source and options."""
     if params.is_json:
-        return "json", _schema(params)
+        return "json", *_schema(params)
     if params.choice is not None:
-        return "lark", "start: " + any_of(params.choice)
+        return "lark", "start: " + any_of(params.choice), {}
     if params.regex is not None:
-        return "regex", params.regex
+        return "regex", params.regex, {}
     assert params.grammar is not None
     if has_temperature(params.grammar):
         raise refused(params, "a rule cannot have a temperature of its own here")
-    return "lark", params.grammar
+    return "lark", params.grammar, {}
 
 
-def _schema(params: StructuredOutputsParams) -> str:
-    """The JSON schema as text, which llguidance refuses if it is nested too deeply."""
+def _schema(params: StructuredOutputsParams) -> tuple[str, dict[str, str | bool]]:
+    """The JSON schema as text, which llguidance refuses if it is nested too deeply, and its options."""
     try:
-        return msgspec.json.encode(schema_of(params)).decode()
+        schema = schema_of(params)
+        return msgspec.json.encode(schema).decode(), json_options(params, schema)
     except ValueError as error:
         raise refused(params, error) from error
 

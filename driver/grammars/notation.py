@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from driver.text.json_schema import check_json, without_additional_properties
+from driver.text.json_schema import check_json, without_additional_properties, without_idle_property_names
 from engine.structured_outputs import StructuredOutputsParams
 
 _ESCAPED_OR_SLASH = re.compile(r"\\(?s:.)|[/\\]")
@@ -58,17 +58,25 @@ def schema_of(params: StructuredOutputsParams) -> dict[str, Any]:
         given = _decoded(given)
     if not isinstance(given, dict):
         raise ValueError(f"a JSON schema is an object, not {type(given).__name__}")
-    return without_additional_properties(given) if params.disable_additional_properties else given
+    schema: dict[str, Any] = without_idle_property_names(given)
+    return without_additional_properties(schema) if params.disable_additional_properties else schema
 
 
-def json_options(params: StructuredOutputsParams) -> dict[str, str | bool]:
-    """What is asked for beside the schema, as llguidance's JsonCompileOptions."""
-    options: dict[str, str | bool] = {}
+WHITESPACE = r" |(\r?\n){1,2}[ \t]{0,64}"
+"""Around JSON's punctuation, where a request does not say: a space, or the end of a line and what the next one is
+indented by. A small model that may go on with whitespace often does, to the end of its tokens."""
+
+
+def json_options(params: StructuredOutputsParams, schema: Mapping[str, Any]) -> dict[str, str | bool]:
+    """What is asked for beside the schema, as llguidance's JsonCompileOptions; the schema may have some itself."""
+    own = schema.get("x-guidance")
     if params.disable_any_whitespace:
-        options["whitespace_flexible"] = False
+        return {"whitespace_flexible": False}
     if params.whitespace_pattern is not None:
-        options["whitespace_pattern"] = params.whitespace_pattern
-    return options
+        return {"whitespace_pattern": params.whitespace_pattern}
+    if isinstance(own, dict) and not own.keys().isdisjoint(("whitespace_flexible", "whitespace_pattern")):
+        return {}
+    return {"whitespace_pattern": WHITESPACE}
 
 
 def _decoded(schema: str) -> Any:

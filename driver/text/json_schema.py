@@ -1,5 +1,6 @@
 """Checks of JSON before it is parsed, and closed JSON schemas."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,17 +36,40 @@ _LIST_OF_SCHEMAS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 
 def without_additional_properties(schema: Any) -> Any:
     """The schema with ``additionalProperties: false`` wherever an object names properties."""
+    return _changed(schema, _closed)
+
+
+def without_idle_property_names(schema: Any) -> Any:
+    """The schema without each ``propertyNames`` that allows any name, as zod writes one for every record: llguidance
+    takes none."""
+    return _changed(schema, _without_idle_names)
+
+
+Keywords = dict[str, Any]
+
+
+def _closed(schema: Keywords) -> Keywords:
+    if "properties" in schema or "patternProperties" in schema:
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def _without_idle_names(schema: Keywords) -> Keywords:
+    if schema.get("propertyNames") in (True, {}, {"type": "string"}):
+        del schema["propertyNames"]
+    return schema
+
+
+def _changed(schema: Any, change: Callable[[Keywords], Keywords]) -> Any:
+    """A copy in which it and all schemas within it are changed; of what is data, such as an ``enum``, nothing is."""
     if not isinstance(schema, dict):
         return schema
-    closed = {keyword: _inside(keyword, value) for keyword, value in schema.items()}
-    if "properties" in schema or "patternProperties" in schema:
-        closed.setdefault("additionalProperties", False)
-    return closed
+    return change({keyword: _inside(keyword, value, change) for keyword, value in schema.items()})
 
 
-def _inside(keyword: str, value: Any) -> Any:
+def _inside(keyword: str, value: Any, change: Callable[[Keywords], Keywords]) -> Any:
     if isinstance(value, list) and keyword in _LIST_OF_SCHEMAS:
-        return [without_additional_properties(schema) for schema in value]
+        return [_changed(schema, change) for schema in value]
     if isinstance(value, dict) and keyword in _SCHEMAS_BY_NAME:
-        return {name: without_additional_properties(schema) for name, schema in value.items()}
-    return without_additional_properties(value) if keyword in _SCHEMA else value
+        return {name: _changed(schema, change) for name, schema in value.items()}
+    return _changed(value, change) if keyword in _SCHEMA else value

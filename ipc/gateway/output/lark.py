@@ -55,6 +55,7 @@ def form_of(params: StructuredOutputsParams) -> str:
             return any_of(params.choice)
         if params.regex is not None:
             return pattern(params.regex)
-        return json_of(schema_of(params), json_options(params))
+        schema = schema_of(params)
+        return json_of(schema, json_options(params, schema))
     except ValueError as error:
         raise ValueError(f"structured_outputs.{params.form}: {error}") from error

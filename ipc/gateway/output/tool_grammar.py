@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from driver.grammars.notation import any_of
+from driver.text.json_schema import without_idle_property_names
 from ipc.gateway.output.argument_readers import Tags
 from ipc.gateway.output.call_literals import GEMMA_QUOTE, NAME
 from ipc.gateway.output.lark import SPACED, json_of, literal, one_of, text_rule
@@ -71,7 +72,8 @@ class _Arguments:
         self._function = function
         self._number = number
         self._token_ids = token_ids
-        self._schema = _NOTHING if function.parameters is None else {"type": "object", **function.parameters}
+        given = without_idle_property_names(function.parameters)
+        self._schema = _NOTHING if given is None else {"type": "object", **given}
         properties = self._schema.get("properties")
         self._properties: dict[str, Any] = properties if isinstance(properties, dict) else {}
         required = self._schema.get("required")
