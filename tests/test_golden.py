@@ -139,8 +139,10 @@ def compiled(request, tmp_path_factory):
     states = one_page.states and replace(one_page.states, num_slots=NUM_SLOTS)
     metadata = replace(one_page, num_pages=1 + NUM_PAGES * len(one_page.windows), states=states)
     of_xla = isinstance(backend.attention, XLAAttention | XLALatentAttention)
-    # Each size takes seconds to compile. XLA does the same for any number of rows, and of kernels PLAINEST have all sizes.
-    smallest_step = 1 if (variant, page_size) in PLAINEST and not of_xla else MAX_NUM_SEQS
+    # Each size takes seconds to compile. XLA does the same for any number of rows, and of kernels PLAINEST have all sizes,
+    # but in a default run one of them alone.
+    all_sizes = PLAINEST if request.config.getoption("compile_as_served") else {("llama2", 16)}
+    smallest_step = 1 if (variant, page_size) in all_sizes and not of_xla else MAX_NUM_SEQS
     shapes = StepShapes(
         MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, metadata, smallest_step=smallest_step,
         skips_padding=backend.skips_padding and states is None,

@@ -22,15 +22,17 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence, SequenceOutput
 from engine.served_model import served_model
 
+DEFAULTS: dict[str, Any] = {
+    "max_num_seqs": 3, "max_num_batched_tokens": 4, "page_size": 4, "staged_readiness": True
+}  # fmt: skip
 PROMPT = [5, 9, 3, 7, 2, 8, 4, 11, 6]
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 Q_PROJ = "model.layers.{}.self_attn.q_proj.weight"
 
 
 def build(directory: Path, **settings: Any) -> oEngine:
-    """The smallest engine that has more than one of everything."""
-    defaults = {"model": str(directory), "max_num_seqs": 3, "max_num_batched_tokens": 4, "page_size": 4}
-    return build_engine(EngineConfig(**(defaults | settings)), lambda _: None)
+    """The smallest engine that has more than one of everything but the sizes of its steps."""
+    return build_engine(EngineConfig(**(DEFAULTS | {"model": str(directory)} | settings)), lambda _: None)
 
 
 def sequence(name: str, prompt: list[int] = PROMPT, max_tokens: int = 6) -> Sequence:
@@ -138,8 +140,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 def loaded(directory: Path, **settings: Any) -> list[NDArray[Any]]:
     """All arrays of a checkpoint's weights as an engine loads them."""
-    defaults = {"model": str(directory), "max_num_seqs": 3, "max_num_batched_tokens": 4, "page_size": 4}
-    served = served_model(EngineConfig(**(defaults | settings)))
+    served = served_model(EngineConfig(**(DEFAULTS | {"model": str(directory)} | settings)))
     decoder = served.abstract()
     served.load(decoder, lambda done, total: None)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(decoder))]

@@ -45,6 +45,7 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMetadata]:
     with metadata_server() as fake:
         monkeypatch.delenv("NO_GCE_CHECK", raising=False)
         monkeypatch.setenv("GCE_METADATA_HOST", fake.host)
+        monkeypatch.setattr(vm_notices, "PACE", 0.01)
         yield fake
 
 
