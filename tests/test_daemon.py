@@ -3,7 +3,6 @@
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_driver import LIMITS, PATIENCE, FakeDriver, serving
-from rich.console import Console
+from daemons import Fail, News, Report, build_daemon
+from fake_driver import PATIENCE, FakeDriver, serving
 from test_client import why_not
 
 from engine.config import EngineConfig
@@ -23,37 +22,13 @@ from engine.progress import Progress
 from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.errors import AddressInUse, ConnectFailed, DaemonStarting, RequestFailed
-from ipc.process.gateway_process import GatewayProcess
 from ipc.service import reloads
-from ipc.service.configuration import DaemonConfig, LiveConfiguration, ReadConfig
-from ipc.service.daemon import FAULT, LONGEST_DRAIN, SHUTDOWN_TIMEOUT, STOPPED, Daemon
+from ipc.service.configuration import DaemonConfig
+from ipc.service.daemon import FAULT, LONGEST_DRAIN, SHUTDOWN_TIMEOUT, STOPPED
 from ipc.service.http_config import HttpConfig
-from ipc.service.start_up import Loaded
 from ipc.wire import keys
 
 ROOT = Path(__file__).parent.parent
-
-Report = Callable[[Progress], None]
-Fail = Callable[[str], None]
-
-
-class News:
-    """What the daemon tells $NOTIFY_SOCKET."""
-
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(str(path))
-        self._socket.settimeout(PATIENCE)
-
-    def until(self, last: str) -> list[str]:
-        """Everything up to that."""
-        heard = []
-        while last not in heard:
-            heard.append(self._socket.recv(4096).decode())
-        return heard
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 @pytest.fixture
@@ -63,31 +38,6 @@ def news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[News]:
     news = News(tmp_path / "notify")
     yield news
     news.close()
-
-
-def build_daemon(
-    address: str,
-    driver: FakeDriver | None = None,
-    during_load: Callable[[Report], None] = lambda report: None,
-    failures: list[Fail] | None = None,
-    drain_timeout: float = PATIENCE,
-    read: ReadConfig | None = None,
-    gateway: GatewayProcess | None = None,
-) -> Daemon:
-    """A daemon that need not load its driver; ``during_load`` happens instead, ``failures`` gets the driver's."""
-
-    def load(
-        config: EngineConfig, report: Report, on_failure: Fail, ask_to_stop: Callable[[str, float], None]
-    ) -> Loaded:
-        del config, ask_to_stop
-        during_load(report)
-        if failures is not None:
-            failures.append(on_failure)
-        return Loaded(driver or FakeDriver(), "parrot", LIMITS, {"model": "parrot"})
-
-    console = Console(stderr=True)
-    read = read or (lambda: (EngineConfig(), DaemonConfig(bind=address, drain_timeout=drain_timeout), HttpConfig()))
-    return Daemon(LiveConfiguration(read, console), console, load, gateway)
 
 
 def send_signal(number: int = signal.SIGTERM) -> None:
@@ -420,7 +370,7 @@ import sys, threading
 sys.path.insert(0, "tests")
 from fake_driver import FakeDriver
 from ipc.service import daemon
-from test_daemon import build_daemon
+from daemons import build_daemon
 class StuckDriver(FakeDriver):
     def stop(self, why, timeout):
         while True:
@@ -460,7 +410,7 @@ from fakes import FakeEngine, FakeTokenizer
 from driver.odriver import oDriver
 from ipc.service import daemon
 from ipc.service.monitoring import watchdog
-from test_daemon import build_daemon
+from daemons import build_daemon
 limit = watchdog.PROGRESS_LIMIT = float(sys.argv[2])
 watchdog.Watchdog._limit = lambda self, stage: limit if stage == "prepare" else 3600.0
 daemon.DRIVER_TIMEOUT, daemon.SHUTDOWN_TIMEOUT = 0.1, 3600.0

@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from daemons import News, build_daemon, gateway
 from fake_driver import PATIENCE, FakeDriver
 from gateways import CHAT, TEXT, chat, events
 from test_cli import ENVIRONMENT, ODRIVER
-from test_daemon import News, build_daemon
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
@@ -32,15 +32,9 @@ from ipc.service.configuration import DaemonConfig
 from ipc.service.daemon import FAULT, MISCONFIGURED, STOPPED, Daemon
 from ipc.service.http_config import HttpConfig
 from ipc.service.serve import _check_of_use
-from ipc.service.settings import GATEWAY_OPTIONS, SETTINGS, configs, held, http_config
+from ipc.service.settings import configs, held, http_config
 
 ROOT = Path(__file__).parent.parent
-
-
-def gateway(**options: Any) -> GatewayProcess:
-    """One at a free port."""
-    defaults = {name: SETTINGS[name].default for name in GATEWAY_OPTIONS}
-    return GatewayProcess("127.0.0.1", 0, **(defaults | options))
 
 
 def run_with(daemon: Daemon, talk: Callable[[], Any], news: News) -> tuple[int, Any]:
@@ -128,8 +122,7 @@ def test_the_daemons_end_is_the_gateways(tmp_path: Path) -> None:
 import logging, sys
 logging.basicConfig(level=logging.INFO)
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
-from test_daemon import build_daemon
-from test_serve_http import gateway
+from daemons import build_daemon, gateway
 http = gateway()
 build_daemon("ipc://{tmp_path}/o.sock", gateway=http).run()
 """

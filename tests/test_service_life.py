@@ -13,9 +13,10 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
+from daemons import build_daemon
 from fake_driver import PATIENCE, FakeDriver, FakeStatus, serving
 from rich.console import Console
-from test_daemon import build_daemon, send_signal
+from test_daemon import send_signal
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from daemons import News, build_daemon
 from fake_driver import PATIENCE, FakeDriver
 from fake_metadata import FakeMetadata, metadata_server
 from rich.console import Console
-from test_daemon import News, assert_drains, build_daemon, news, send_signal
+from test_daemon import assert_drains, news, send_signal
 from test_structured_outputs import write_model
 
 from driver.odriver import oDriver
