@@ -52,6 +52,7 @@ int main(int, char** words) {
   void* library = dlopen(words[1], RTLD_NOW);
   const auto handler = library ? reinterpret_cast<XLA_FFI_Handler*>(dlsym(library, words[2])) : nullptr;
   if (!handler) return fprintf(stderr, "%s\n", dlerror()), 1;
+  if (const auto use_cores = reinterpret_cast<void (*)(int)>(dlsym(library, "odriver_use_cores"))) use_cores(2);
 
   std::vector<void*> arguments = arrays(nullptr), results = arrays(&arguments);
   const size_t count = integer();
