@@ -211,7 +211,7 @@ def test_the_table_shows_what_holds_where_nothing_is_set(
 
     assert rows["bind"] == default_address()
     assert rows["num_pages"] == "what the memory holds"
-    assert rows["dtype"] == "float32 on CPU, else bfloat16"
+    assert rows["dtype"] == "auto"
     assert "" not in rows.values()
     assert cli.main(["config", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bind"]["value"] == default_address()
