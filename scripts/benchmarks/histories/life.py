@@ -29,11 +29,15 @@ class Life:
     num_computed: int = 0
     num_drafts: int = 0
     received: list[int] = field(default_factory=list)
+    num_prompt_logprobs: int = 0
+    """Of its prompt's tokens, whose log-probabilities it has received."""
     reason: str | None = None
+    number: int = 0
+    """Of those that have got a slot, when it last did."""
     since: int = 0
     """How often all had been forgotten when it last got a slot."""
     num_passed: int = 0
-    """Times that another of its client and priority got a slot before it, though it could have started but for pages."""
+    """Times that another of its client, user and priority got a slot before it, though it could have started but for pages."""
 
     @property
     def output(self) -> list[int]:

@@ -63,8 +63,10 @@ class RandomScheduler:
         """Seconds of a step, most of the time."""
         self.long = long or (1 if self._timed else max(1, self._budget // 2))
         self.num_adapter_slots = random.choice((0, 1, 2, 3))
-        self.drafts = SimulatedDrafts(random, 0 if self.has_states else random.choice((0, 0, 1, 3, 6)))
+        self.drafts = SimulatedDrafts(random, random.choice((0, 0, 1, 3, 6)))
         self.texts = SimulatedTexts(random)
+        sizes = sorted({self._budget, *random.choices(range(1, self._budget + 1), k=4)})
+        costs = StepCosts(sizes)
         self.scheduler = InferenceScheduler(
             SequenceMemory(self.pages, self.groups, states, self.cost, EarlierTexts(self.texts.num_tokens)),
             max_num_seqs=max_num_seqs,
@@ -75,15 +77,24 @@ class RandomScheduler:
             reserve=GrowthReserve(self.pages.num_total, least=random.choice((0.0, 0.1, 1.0))),
             fair=self.fair,
             adapters=AdapterSlots(self.num_adapter_slots),
-            speculation=Speculation(self.drafts.most, has_model=self.drafts.has_model) if self.drafts.most else None,
-            step_costs=StepCosts({self._budget, *random.choices(range(1, self._budget + 1), k=4)}),
+            speculation=self._speculation(costs, sizes),
+            step_costs=costs,
             inter_token_seconds=self._target,
         )
+
+    def _speculation(self, costs: StepCosts, sizes: list[int]) -> Speculation | None:
+        """Drafts are granted as costs say, or whatever they cost."""
+        most, has_model = self.drafts.most, self.drafts.has_model
+        if not most:
+            return None
+        if self._random.random() < 0.5:
+            return Speculation(most, has_model=has_model)
+        return Speculation(most, costs.seconds, sizes, has_model=has_model)
 
     def seconds(self, plan: NextIterationPlan) -> float | None:
         """What the step of a plan takes; None if the scheduler is not told."""
         seconds = (self._fixed + self._per_token * (plan.num_tokens + plan.num_passes)) * self._random.choice(
-            (1, 1, 1, 1.2, 0.8, 10)
+            (1, 1, 1, 1.2, 0.8, 10, 1e-6, 1000)
         )
         return seconds if self._timed else None
 

@@ -5,7 +5,7 @@ The scheduler is driven as the engine drives it, with several plans in flight, b
 come, are aborted and run out of time at random, some of them in a flood of one client's, some with
 a constraint whose masks are late and which may force tokens, or say so, some without max_tokens,
 some with an adapter, of which there may be more than slots and which are loaded, removed and loaded
-again; steps fail, and take the memory with them; pages go to the host and come back, in their own
+again; steps fail, and take the memory with them, or logits of a row are not finite; weights change; pages go to the host and come back, in their own
 time. Beside it stand models of the device's memory (``simulated_device``), of whose turn it is
 (``turns``), and of what was said (``simulated_texts``): nobody is given texts of another salt or
 adapter, or such as are forgotten. What a request gives does not depend on its neighbours (``life``),
@@ -13,13 +13,17 @@ and a prefix may be shared by whoever has the same.
 """
 
 from collections import deque
+from functools import partial
 from random import Random
 
 import msgspec
 
+from engine.failures import Failures
+from engine.sampling.sampler import NO_TOKEN
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import NextIterationPlan, StepResult
-from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence import Sequence, TokenLogprobs
+from engine.step.inputs.prompt_logprobs import prompt_logprobs_of
 from scripts.benchmarks.histories.life import (
     EOS,
     LONGEST_OUTPUT,
@@ -33,7 +37,7 @@ from scripts.benchmarks.histories.random_scheduler import MOST_STATES, RandomSch
 from scripts.benchmarks.histories.simulated_constraint import LateConstraint
 from scripts.benchmarks.histories.simulated_device import SimulatedDevice
 from scripts.benchmarks.histories.simulated_drafts import Row
-from scripts.benchmarks.histories.turns import WEIGHTS, Turns
+from scripts.benchmarks.histories.turns import USERS, WEIGHTS, Turns
 
 PARAMS = SamplingParams(temperature=0)
 MOST_ADAPTERS = 5
@@ -49,6 +53,7 @@ class SchedulerHistory:
         self._random = random
         self._drawn = drawn = RandomScheduler(random)
         self._scheduler, self._drafts, self._texts = drawn.scheduler, drawn.drafts, drawn.texts
+        self._failures = Failures(self._scheduler, 1)
         self._num_adapters = 0
         self._landings = random.choice((1, 4))
         """How often copies may land: seldom where the link is slow."""
@@ -61,7 +66,9 @@ class SchedulerHistory:
         """What became of the rows of each."""
         self._alive: dict[str, Life] = {}
         self._ended: list[Life] = []
-        self._num_forgotten = 0
+        self._num_forgotten, self._now = 0, 0.0
+        self._num_begun = 0
+        """Times that a sequence got a slot."""
         self._device = SimulatedDevice(
             drawn.groups,
             has_states=drawn.has_states,
@@ -105,6 +112,9 @@ class SchedulerHistory:
             whole = life.expected
             wanted = whole if life.reason is not None else whole[: len(life.received)]
             assert life.received == life.sequence.output_token_ids == wanted, "a token is lost, doubled or another's"
+            if life.reason is not None and life.sequence.params.prompt_logprobs is not None:
+                asked = len(life.sequence.prompt_token_ids) - 1
+                assert life.num_prompt_logprobs == asked, "a prompt's token has no log-probabilities, or twice"
             self._check_constraint(life)
 
     def _check_constraint(self, life: Life) -> None:
@@ -130,8 +140,14 @@ class SchedulerHistory:
         prompt = self._next_turn(longest) if self._ended and random.random() > 0.6 else random_prompt(random, longest)
         room = capacity - len(prompt)
         max_tokens = room if random.random() > 0.7 else random.randint(1, min(LONGEST_OUTPUT, room))
-        params = msgspec.structs.replace(PARAMS, priority=random.choice((0, 0, 0, 5, -20)) if client is None else 0)
-        client, salt = client or random.choice(list(WEIGHTS)), random.choice((b"", b"", b"private", None))
+        params = msgspec.structs.replace(
+            PARAMS,
+            priority=random.choice((0, 0, 0, 5, -20)) if client is None else 0,
+            num_speculative_tokens=random.choice((None, None, 0, 1, 2)),
+            prompt_logprobs=random.choice((None, None, None, 0)),
+        )
+        client, user = client or random.choice(list(WEIGHTS)), random.choice(USERS)
+        salt = random.choice((b"", b"", b"private", None))
         adapter_id = random.choice((0, *self._adapters))
         if salt is not None and adapter_id:
             salt += b"%d" % adapter_id
@@ -142,7 +158,7 @@ class SchedulerHistory:
             constraint = LateConstraint(length) if constrained else None
             sequence = Sequence(
                 number, prompt, params, frozenset({EOS}), max_tokens, 0, client=client, salt=salt, constraint=constraint,
-                adapter_id=adapter_id,
+                adapter_id=adapter_id, user=user,
             )  # fmt: skip
             life = self._alive[number] = life_of(sequence, length)
             if random.random() > 0.8:
@@ -176,11 +192,12 @@ class SchedulerHistory:
         constraint = life.sequence.constraint
         assert isinstance(constraint, LateConstraint)
         constraint.answer(self._random, life.output, self._drafts.most)
+        constraint.error = "it has lost its way" if self._random.random() < 0.02 else None
         output = self._scheduler.resume(life.sequence)
-        assert (output is not None) == constraint.complete
+        assert (output is not None) == (constraint.complete or constraint.error is not None)
         if output is not None:
-            assert output.finish_reason == "stop" and not output.token_ids
-            life.reason = "complete"
+            assert output.finish_reason == ("error" if constraint.error else "stop") and not output.token_ids
+            life.reason = None if constraint.error else "complete"
             self._bury(output.request_id)
         return True
 
@@ -223,9 +240,13 @@ class SchedulerHistory:
                     self._bury(sequence.request_id)
             self._in_flight.clear()
             self._rows.clear()
-            self._scheduler.lose_cache()
-            self._texts.forget()
-            self._device.lose(keep_host=False)
+            self._lose_cache()
+
+    def _lose_cache(self) -> None:
+        """All memory holds nothing any more."""
+        self._scheduler.lose_cache()
+        self._texts.forget()
+        self._device.lose(keep_host=False)
 
     def _sleep(self) -> None:
         """As in oEngine: the device's pages are lost and the host's are not, when all copies have landed."""
@@ -247,10 +268,13 @@ class SchedulerHistory:
             self._num_forgotten += 1
 
     def _update_weights(self) -> None:
-        """As in oEngine, where pages stay: all steps land, and no row samples from what the former weights gave."""
+        """As in oEngine: all steps land, and no row samples from what the former weights gave; or all is computed again."""
         while self._in_flight:
             self._land()
-        self._scheduler.lose_logits()
+        if self._random.random() < 0.5:
+            self._scheduler.lose_logits()
+        else:
+            self._lose_cache()
         assert not any(life.sequence.awaits_sample for life in self._alive.values())
 
     def _reload(self) -> None:
@@ -289,11 +313,14 @@ class SchedulerHistory:
         for done in self._scheduler.take_done():
             self._device.forget_logits(done)
         had_slots = {life.sequence for life in self._alive.values() if life.sequence.slot >= 0}
-        plan = self._scheduler.plan()
+        self._now += self._random.choice((0.0, 0.01, 1e6))
+        plan = self._scheduler.plan(self._now)
         for life in self._alive.values():
             if life.sequence.slot >= 0 and life.sequence not in had_slots:
                 self._texts.begin(life.sequence)
                 life.since = self._num_forgotten
+                self._num_begun += 1
+                life.number = self._num_begun
         if plan is None:
             return False
         self._device.copy(plan)
@@ -333,16 +360,31 @@ class SchedulerHistory:
             for sequence, row in zip(plan.sequences, rows, strict=True)
         ]
         seconds = self._drawn.seconds(plan)
-        result = StepResult(ids, drafts=[row.num_drafts for row in rows])
+        ends_first = self._spoil(plan, ids)
+        result = StepResult(ids, drafts=[row.num_drafts for row in rows], prompt_logprobs=_prompt_logprobs(plan))
         for later in self._scheduler.plans_to_read(plan):
             self._drafts.read(later)
-        for output in self._scheduler.update(plan, result, seconds):
+        outputs = self._failures.end_rows(plan, result, partial(self._scheduler.update, plan, result, seconds))
+        for output in sorted(outputs, key=lambda output: output.request_id != ends_first):
             life = self._alive[output.request_id]  # one that has ended has no more to say
             life.received += output.token_ids
-            if output.finish_reason is not None:
+            life.num_prompt_logprobs += len(output.prompt_logprobs)
+            if output.finish_reason == "error":
+                self._device.spoil(output.request_id, self._num_begun)
+                self._bury(output.request_id)
+            elif output.finish_reason is not None:
                 life.reason = output.finish_reason
                 assert output.finish_reason == ("stop" if life.received[-1] == EOS else "length")
                 self._bury(output.request_id)
+
+    def _spoil(self, plan: NextIterationPlan, ids: list[list[int]]) -> str | None:
+        """Now and then, logits of a row are not finite; who ends for it before others do, as it has no token."""
+        row = self._random.randrange(plan.num_rows)
+        if not ids[row] or self._random.random() > 0.005:
+            return None
+        place = self._random.randrange(len(ids[row]))
+        ids[row][place] = NO_TOKEN
+        return None if place else plan.sequences[row].request_id
 
     def _bury(self, request_id: str) -> None:
         life = self._alive.pop(request_id)
@@ -358,3 +400,9 @@ class SchedulerHistory:
         assert pages.num_free + pages.num_cached + pages.num_owned == pages.num_total, "a page is lost"
         assert self._drawn.slots.num_owned <= MOST_STATES + self._drawn.max_num_seqs, "a slot is lost"
         assert self._scheduler.num_running + self._scheduler.num_waiting == len(self._alive), "a sequence is lost"
+
+
+def _prompt_logprobs(plan: NextIterationPlan) -> dict[int, tuple[int, list[TokenLogprobs]]]:
+    """Of each row that is asked for some, those of the prompt's tokens behind its own."""
+    asked = prompt_logprobs_of(plan) if plan.samples_of is None else []
+    return {one.row: (one.first, [TokenLogprobs([], [], [])] * one.count) for one in asked}

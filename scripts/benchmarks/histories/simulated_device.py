@@ -31,10 +31,13 @@ class SimulatedDevice:
         self._has_adapters = has_adapters
         self._adapter_slots: dict[int, int] = {}
         """By slot, the adapter that was written to it last."""
-        self._content: dict[tuple[int, int], tuple[int, int, int]] = {}
-        """By page and place in it, the group and history that were written there last, and since when its writer had a slot."""
-        self._states: dict[tuple[int, int], tuple[int, int]] = {}
-        """By slot, and 0, the history that the state in it is made from, and the same of its writer."""
+        self._spoilt: dict[str, int] = {}
+        """Of sequences whose logits were not finite, how many had got a slot by then."""
+        self._content: dict[tuple[int, int], tuple[int, int, int, str]] = {}
+        """By page and place in it, the group and history that were written there last, since when its writer had a slot, and
+        its id."""
+        self._states: dict[tuple[int, int], tuple[list[int], int]] = {}
+        """By slot, and 0, the histories that it has states of, and the same of its writer."""
         self._kept: dict[NextIterationPlan, dict[Sequence, int]] = {}
         """By plan and sequence, the history that kept logits are made from."""
         self._hosts = [SimulatedHost(self._content, groups.page_size)]
@@ -64,10 +67,14 @@ class SimulatedDevice:
         """The step of a plan, whose rows are of these ``lives``, behind the steps ``in_flight``."""
         self._write_and_read_adapters(plan, in_flight)
         self._write_and_read(lives, rows)
-        self._read_and_write_states(plan, lives)
+        self._read_and_write_states(plan, lives, rows)
         if plan.late:
             self._kept[plan] = {plan.sequences[row]: lives[row].histories[rows[row].start] for row in plan.late}
         assert len(self._kept) <= MOST_KEPT, "the logits of too many steps are kept"
+
+    def spoil(self, request_id: str, num_begun: int) -> None:
+        """Logits of a sequence were not finite: nobody who gets a slot later may find what it has written."""
+        self._spoilt[request_id] = num_begun
 
     def sample_late(self, plan: NextIterationPlan, lives: list[Life]) -> None:
         """Rows sample from the logits that are kept of them."""
@@ -108,15 +115,16 @@ class SimulatedDevice:
                 assert slot not in written, f"page {slot[0]} has two writers"
                 written.add(slot)
                 history = life.histories[place] if place < row.start + row.kept else NOBODYS
-                self._content[slot] = group, history, life.since
+                self._content[slot] = group, history, life.since, life.sequence.request_id
         for group, life, row in each:
             window = self._groups.windows[group]
             for place in range(0 if window is None else max(0, row.start - window + 1), row.start + row.kept):
-                its_group, history, since = self._content.get(
-                    self._slot(life.sequence, group, place), (group, NOBODYS, 0)
-                )
+                nothing = group, NOBODYS, 0, ""
+                its_group, history, since, writer = self._content.get(self._slot(life.sequence, group, place), nothing)
                 assert (its_group, history) == (group, life.histories[place]), "a page holds another's tokens"
                 assert since >= life.since, "a page was found that is forgotten"
+                spoilt = self._spoilt.get(writer)
+                assert spoilt is None or life.number <= spoilt, "a page was found of one whose logits were not finite"
 
     def _write_and_read_adapters(self, plan: NextIterationPlan, in_flight: Iterable[NextIterationPlan]) -> None:
         """Adapters are written to slots that no step in flight reads, and each row finds its own."""
@@ -127,22 +135,25 @@ class SimulatedDevice:
             found = [self._adapter_slots.get(slot, 0) if slot >= 0 else 0 for slot in plan.adapter_slots]
             assert found == [sequence.adapter_id for sequence in plan.sequences], "a row has another's adapter"
 
-    def _read_and_write_states(self, plan: NextIterationPlan, lives: list[Life]) -> None:
-        """All rows read the states before them, and then each writes its own."""
-        rows = plan.num_rows if self._has_states else 0
-        assert len(plan.state_sources) == len(plan.state_slots) == rows, "a row has no state"
-        assert len(set(plan.state_slots)) == rows and SINK_SLOT not in plan.state_slots, "a slot has two writers"
-        for row in range(rows):
-            source, start = plan.state_sources[row], plan.starts[row]
-            life = lives[row]
-            assert source not in plan.state_slots or source == plan.state_slots[row], "a state is read and overwritten"
-            found, since = self._states.get((source, 0), (NOBODYS, 0)) if source != SINK_SLOT else (None, life.since)
-            assert found == (life.histories[start - 1] if start else None), "a state is another's, or of another time"
-            assert since >= life.since, "a state was found that is forgotten"
-        for row in range(rows):
-            last = plan.starts[row] + plan.counts[row] - 1
-            life = lives[row]
-            self._states[plan.state_slots[row], 0] = life.histories[last], life.since
+    def _read_and_write_states(self, plan: NextIterationPlan, lives: list[Life], rows: list[Row]) -> None:
+        """All rows read the states before them, and then each writes its own: where it has drafts,
+        all those before and behind tokens that are its sequence's."""
+        count = plan.num_rows if self._has_states else 0
+        assert len(plan.state_sources) == len(plan.state_slots) == count, "a row has no state"
+        assert len(set(plan.state_slots)) == count and SINK_SLOT not in plan.state_slots, "a slot has two writers"
+        each = list(zip(lives, rows, plan.state_sources, plan.state_slots, strict=False))
+        for life, row, source, slot in each:
+            assert source not in plan.state_slots or source == slot, "a state is read and overwritten"
+            found, since = self._states.get((source, 0), ([], 0))
+            if source == SINK_SLOT:
+                assert not row.start, "a sequence begins anew in its midst"
+            else:
+                assert life.histories[row.start - 1] in found, "a state is another's, or of another time"
+                assert since >= life.since, "a state was found that is forgotten"
+        for number, (life, row, _, slot) in enumerate(each):
+            end = row.start + row.kept
+            first = row.start if number < plan.num_decodes and row.count > 1 else end
+            self._states[slot, 0] = life.histories[first - 1 : end], life.since
 
     def _slot(self, sequence: Sequence, group: int, place: int) -> tuple[int, int]:
         page = sequence.pages[group][place // self._groups.page_size]

@@ -49,6 +49,6 @@ class SimulatedTexts:
         assert not any(sequence.earlier for sequence in sequences if sequence.slot < 0), "who waits has texts"
 
     def _texts(self, sequence: Sequence) -> list[int]:
-        if sequence.salt is None or not self.num_tokens:
+        if sequence.salt is None or not self.num_tokens or sequence.params.num_speculative_tokens == 0:
             return []
         return self._said[sequence.adapter_id, sequence.salt][-self.num_tokens :]

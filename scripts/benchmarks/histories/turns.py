@@ -3,6 +3,7 @@ who may be given how much."""
 
 from collections import deque
 from collections.abc import Mapping
+from itertools import chain
 
 from engine.scheduling.backfill import MOST_PASSED
 from engine.scheduling.plan import NextIterationPlan
@@ -14,6 +15,8 @@ MOST_SEQUENCES = 6
 """With a slot."""
 WEIGHTS = {"a": 1.0, "b": 3.0, "c": 1.0}
 """Shares of the clients."""
+USERS = ("", "", "another")
+"""Of each of them."""
 CHARGED_AT_MOST = LONGEST_PROMPT + LONGEST_OUTPUT + OUTPUT_WEIGHT * LONGEST_OUTPUT * MOST_SEQUENCES
 MOST_GIVEN = 2 * CHARGED_AT_MOST + MOST_PASSED * LONGEST_PROMPT
 """Tokens, for its weight, that one client may be given while another of the same priority waits that could start: twice what
@@ -32,15 +35,16 @@ class Turns:
         self._page_size = page_size
         self._long = long
         self._fair = fair
-        self._queues: dict[tuple[str, int], deque[str]] = {}
-        """Ids by client and priority, of those that have no slot, in the order in which they are to get one."""
+        self._queues: dict[tuple[str, int], dict[str, deque[str]]] = {}
+        """Ids by client and priority, and by user, of those that have no slot, in the order in which they are to get one."""
         self._given: dict[tuple[str, int], dict[str, float]] = {}
         """By client and priority, while somebody of them waits, what other clients have been given meanwhile."""
 
     def add(self, sequence: Sequence) -> None:
-        """It waits behind all others of its client and priority."""
-        self._queues.setdefault((sequence.client, sequence.params.priority), deque()).append(sequence.request_id)
-        self._given.setdefault((sequence.client, sequence.params.priority), dict.fromkeys(WEIGHTS, 0.0))
+        """It waits behind all others of its client, user and priority."""
+        level = sequence.client, sequence.params.priority
+        self._queues.setdefault(level, {}).setdefault(sequence.user, deque()).append(sequence.request_id)
+        self._given.setdefault(level, dict.fromkeys(WEIGHTS, 0.0))
 
     def end(self, sequence: Sequence) -> None:
         """It has ended, in whatever way."""
@@ -49,7 +53,7 @@ class Turns:
             queue.remove(sequence.request_id)
 
     def check(self, plan: NextIterationPlan, alive: Mapping[str, Life]) -> None:
-        """Of one client and one priority, those that came first get a slot first; whoever lost it,
+        """Of one user and one priority, those that came first get a slot first; whoever lost it,
         before them.
 
         Who could not start is passed, and who lacked nothing but pages, not often. ``alive`` are
@@ -94,9 +98,10 @@ class Turns:
         for (other, level), given in self._given.items():
             if level == priority and other != client:
                 more = len(sequence.prompt_token_ids) / WEIGHTS[client]
-                waits = any(self._may_start(alive[one].sequence, plan, alive) for one in self._queues[other, level])
+                waiting = chain.from_iterable(self._queues[other, level].values())
+                waits = any(self._may_start(alive[one].sequence, plan, alive) for one in waiting)
                 given[client] = given[client] + more if waits else 0.0
                 assert not self._fair or given[client] <= MOST_GIVEN, f"{other} waits while {client} is served"
 
     def _queue(self, sequence: Sequence) -> deque[str]:
-        return self._queues[sequence.client, sequence.params.priority]
+        return self._queues[sequence.client, sequence.params.priority][sequence.user]
