@@ -311,11 +311,11 @@ def test_a_second_daemon_finds_the_address_in_use(
     ("flags", "words"),
     [
         (["/nonexistent"], "/nonexistent"),
-        (["--num-pages", "3"], "too few"),
         (["--bind", "ipc:///nonexistent/o.sock"], "/nonexistent"),
         *(
             pytest.param(flags, words, marks=pytest.mark.thorough)
             for flags, words in [
+                (["--num-pages", "3"], "too few"),
                 (["--page-size", "0"], "page_size must be at least 1"),
                 (["--max-model-len", "1000000"], "max_model_len 1000000"),
                 (["--hbm-utilization", "1.5"], "hbm_utilization"),

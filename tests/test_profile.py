@@ -195,7 +195,7 @@ def odriver_profile(address, *arguments):
 
 
 @pytest.mark.usefixtures("driver")
-@pytest.mark.parametrize("name", [["here"], []])
+@pytest.mark.parametrize("name", [["here"], pytest.param([], marks=pytest.mark.thorough)])
 def test_odriver_profile_says_where_it_writes(address, tmp_path, name):
     """Under the name given, or one made of date and time."""
     started = odriver_profile(address, "start", *name)

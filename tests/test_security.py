@@ -5,12 +5,11 @@ import re
 import select
 import socket
 import stat
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import zmq
@@ -19,6 +18,7 @@ from free_ports import free_port
 from test_client import why_not
 
 from ipc.client import Client
+from ipc.commands.cli import main
 from ipc.control_client import ControlClient
 from ipc.errors import AddressError, ConnectFailed, ConnectionLost, KeyFileError, OdriverError, RequestFailed
 from ipc.server.client_table import Clients
@@ -323,25 +323,38 @@ def test_an_address_for_other_machines_takes_a_key(bind: str) -> None:
     assert control_address(checked_address(bind, has_key=True)).endswith(":7778")
 
 
-def odriver(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, run to its end, with its configuration in a directory."""
-    code = "import sys; from ipc.commands.cli import main; sys.exit(main())"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(config), "COLUMNS": "200"}
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, env=environment, cwd=config, capture_output=True, text=True, timeout=PATIENCE)
+class Done(NamedTuple):
+    """A command that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def test_keys_on_the_command_line(tmp_path: Path) -> None:
+def test_keys_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """They are made, listed, used and revoked; the daemon finds them where the command puts them."""
-    made = odriver(tmp_path, "keys", "new", "alice", "--max-requests", "4", "--control")
-    again = odriver(tmp_path, "keys", "new", "alice", "--out", "other.key")
-    ahead = odriver(tmp_path, "keys", "new", "bob", "--least-priority", "-5")
-    behind = odriver(tmp_path, "keys", "new", "eve", "--least-priority", "5")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+    def odriver(*arguments: str) -> Done:
+        try:
+            code = main(arguments)
+        except SystemExit as error:  # argparse's
+            code = int(error.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    made = odriver("keys", "new", "alice", "--max-requests", "4", "--control")
+    again = odriver("keys", "new", "alice", "--out", "other.key")
+    ahead = odriver("keys", "new", "bob", "--least-priority", "-5")
+    behind = odriver("keys", "new", "eve", "--least-priority", "5")
     limits = keys.authorized(tmp_path / "odriver" / "keys")
-    odriver(tmp_path, "keys", "revoke", "bob")
-    listed = odriver(tmp_path, "keys", "list")
-    revoked = odriver(tmp_path, "keys", "revoke", "alice")
-    missing = odriver(tmp_path, "keys", "revoke", "alice")
+    odriver("keys", "revoke", "bob")
+    listed = odriver("keys", "list")
+    revoked = odriver("keys", "revoke", "alice")
+    missing = odriver("keys", "revoke", "alice")
 
     assert (made.returncode, made.stderr) == (0, "")
     assert made.stdout.startswith("alice.key is the key of alice")
