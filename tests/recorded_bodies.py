@@ -232,6 +232,7 @@ RESPONSES: dict[str, dict[str, Any]] = {
                 "role": "assistant",
                 "status": "completed",
                 "type": "message",
+                "phase": "commentary",
             },
             {
                 "id": "fc_1",

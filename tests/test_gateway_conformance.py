@@ -1,6 +1,7 @@
 """What other programs send and expect: bodies as they were sent, answers as OpenAI's own types have them, strictly."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from recorded_bodies import CHATS, RESPONSES
 from test_gateway_tools import ScriptedDriver
 
-from driver.errors import ContextLengthExceeded
+from driver.errors import ContextLengthExceeded, InvalidRequest
 from driver.request import Logprob, ReturnSample, Usage
 
 CALLED = {"role": "assistant", "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "shell", "arguments": '{"command": "ls"}'}}]}  # fmt: skip
@@ -266,6 +267,9 @@ def test_what_is_no_text_is_refused_in_words(http: httpx.Client, path: str, body
         (CHAT, chat("x", logit_bias={"5": None}), "logit_bias[...]"),
         (CHAT, chat("x", request_id="a b"), "request_id"),
         (CHAT, chat("x", add_special_tokens=True), "add_special_tokens"),
+        (CHAT, chat("x", echo=True), "echo"),
+        (CHAT, chat("x", seed=2**63), "seed"),
+        (CHAT, chat("x", truncation_side="right"), "truncation_side"),
         (TEXT, {"prompt": "x", "echo": True, "return_token_ids": True}, "return_token_ids"),
         ("/v1/responses", {"input": "x", "truncation": "middle"}, "truncation"),
         ("/v1/responses", {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
@@ -348,10 +352,40 @@ def test_token_ids_come_with_the_answer_where_wanted(address: str, path: str, st
 
 def test_a_prompt_without_special_tokens_is_sent_as_ids(address: str) -> None:
     """As it is tokenised without them."""
-    with serving(address, driver := FakeDriver()), gateway(address) as http:
-        with pytest.raises(httpx.ReadTimeout):
-            http.post(TEXT, json={"prompt": "one three", "add_special_tokens": False}, timeout=0.5)
-        assert driver.take().prompt == [3, 5]
+    body = {"prompt": "one three", "add_special_tokens": False}
+    with serving(address, driver := FakeDriver()), gateway(address) as http, ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(http.post, TEXT, json=body)
+        request = driver.take()
+        driver.finish(request, "stop", 2)
+
+    assert request.prompt == [3, 5] and answer.result().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "heard"), [(5, 5), (-1, None), (None, None), (2**40 + 7, 7), (-2, 2**32 - 2), (2**63 - 1, 2**32 - 1)]
+)
+def test_a_seed_may_have_64_bits(http: httpx.Client, driver: ScriptedDriver, given: int, heard: int | None) -> None:
+    """As OpenAI's and vLLM's."""
+    assert http.post(CHAT, json=chat("x", seed=given)).status_code == 200
+
+    assert driver.submitted[0].params.get("seed") == heard
+
+
+def test_what_is_wrong_with_a_message_is_said_of_the_messages(address: str) -> None:
+    """By the driver, and by the name that the request has for them."""
+    driver = FakeDriver()
+    driver.refusal = InvalidRequest("messages[0] must have role and content")
+    with serving(address, driver), gateway(address) as http:
+        answers = [http.post(CHAT, json=chat("x")), http.post("/v1/responses", json={"input": "x"})]
+
+    assert [answer.json()["error"]["param"] for answer in answers] == ["messages", "input"]
+
+
+def test_what_vllms_clients_write_of_its_defaults_is_taken(http: httpx.Client) -> None:
+    """It asks for nothing."""
+    body = chat("x", echo=False, truncation_side="left", session_id="s", use_beam_search=False)
+
+    assert http.post(CHAT, json=body).status_code == 200
 
 
 def test_a_request_can_be_named_in_its_body(http: httpx.Client) -> None:

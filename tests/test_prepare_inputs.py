@@ -281,7 +281,7 @@ def test_a_bad_prompt_is_refused(stage: Stage, fields: dict[str, Any], complaint
         ({"temperature": float("nan")}, "temperature must be from 0 to 100, not nan"),
         ({"temperature": True}, "temperature: expected float, got bool"),
         ({"top_p": 0}, "top_p must be above 0"),
-        ({"seed": 2**64}, "seed must be from 0"),
+        ({"seed": 2**32}, "seed must be from 0 to 4294967295, not 4294967296"),
         ({"stop": 3}, "stop: expected str | list, got int"),
         ({"stop": ["a", 3]}, "stop[1]: expected str, got int"),
         ({"stop": ""}, "stop must be strings of 1 to"),

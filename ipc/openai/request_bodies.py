@@ -84,7 +84,8 @@ class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What completions of texts and of chats have. ``length_penalty`` is for beam search alone."""
+    """What completions of texts and of chats have. ``length_penalty`` is for beam search alone; what is truncated of a
+    prompt is its left side."""
 
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -92,6 +93,7 @@ class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
     prompt_logprobs: int | None = None
     detokenize: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left"] | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -146,6 +148,7 @@ class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, k
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     include_reasoning: bool | None = None
+    echo: Literal[False] | None = None
     reasoning_effort: ReasoningEffort | None = None
     verbosity: Verbosity | None = None
     modalities: list[Literal["text"]] | None = None

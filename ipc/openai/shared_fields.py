@@ -2,8 +2,8 @@
 
 Fields that OpenAI's and vLLM's clients send and that do not change the answer are accepted:
 ``user``, ``metadata``, ``client_metadata``, ``store`` (nothing is stored), ``service_tier``,
-``safety_identifier``, ``prompt_cache_key`` and ``prompt_cache_retention`` (prefixes are always
-cached).
+``safety_identifier``, ``session_id``, ``prompt_cache_key`` and ``prompt_cache_retention`` (prefixes
+are always cached).
 """
 
 from typing import Annotated, Any, Literal
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from engine.request_limits import MAX_REQUEST_ID_LENGTH
+from engine.request_limits import MAX_REQUEST_ID_LENGTH, MAX_SEED
 from engine.sampling_params import RepetitionDetection, SamplingParams
 
 SHARED = frozenset(SamplingParams.__struct_fields__) - {"logprobs", "structured_outputs"}
@@ -20,6 +20,11 @@ SHARED = frozenset(SamplingParams.__struct_fields__) - {"logprobs", "structured_
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 GivenId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH, pattern=r"\A[!-~]*\Z")]
+
+
+MAX_INT64 = 2**63 - 1
+UNSEEDED = -1
+"""vLLM's word for no seed."""
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +51,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
-    seed: int | None = None
+    seed: Annotated[int, Meta(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     stop: str | list[str] | None = None
 
     min_tokens: int | None = None
@@ -74,12 +79,15 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
+    session_id: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
     def _shared_params(self) -> dict[str, Any]:
-        """What SamplingParams has under the same name and in the same meaning."""
+        """What SamplingParams has under the same name and in the same meaning. Seeds are OpenAI's, of 64 bits, of which
+        the last 32 are ours."""
         given = {name: getattr(self, name) for name in self.__struct_fields__ if name in SHARED}
+        given["seed"] = None if self.seed in (None, UNSEEDED) else self.seed & MAX_SEED
         given = {name: value for name, value in given.items() if value is not None}
         if self.repetition_detection is not None:
             given["repetition_detection"] = msgspec.to_builtins(self.repetition_detection)

@@ -145,6 +145,8 @@ def param_of(code: str, message: str, url: str | None) -> str | None:
     if code == NotFound.code:
         return "model"
     name = message.partition(" ")[0].partition("[")[0].partition(".")[0].removesuffix(":")
+    if name in ("messages", "prompt"):
+        return PROMPTS.get(url or "", name)
     return name if code == InvalidRequest.code and name in SamplingParams.__struct_fields__ else None
 
 

@@ -31,7 +31,10 @@ class Part(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InputItem(Struct, frozen=True, forbid_unknown_fields=True):
-    """A turn of the conversation, by the user or the model; ``type`` says which fields it has."""
+    """A turn of the conversation, by the user or the model; ``type`` says which fields it has.
+
+    The ``phase`` of a message by a model of OpenAI is not read.
+    """
 
     type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] = "message"
     id: str | None = None
@@ -44,6 +47,7 @@ class InputItem(Struct, frozen=True, forbid_unknown_fields=True):
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
     encrypted_content: str | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
 
 
 class FunctionTool(Struct, frozen=True, forbid_unknown_fields=True):
