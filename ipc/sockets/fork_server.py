@@ -55,6 +55,7 @@ class ForkServer:
                     self._poll.unregister(descriptor)
                     os.kill(self._reports[descriptor][0], signal.SIGKILL)
                 elif descriptor == self._control.fileno() and not self._fork():
+                    signal.set_wakeup_fd(-1)  # children may end while the interpreter closes what it would write to
                     return
 
     def _fork(self) -> bool:
