@@ -15,7 +15,7 @@ from ipc.async_client import AsyncClient
 from ipc.gateway.daemons import RemoteDaemon
 from ipc.gateway.output.dialect import Dialect
 from ipc.gateway.output.harmony import HarmonyParser
-from ipc.gateway.output.lark import ANYTHING, SPACE, form_of, literal, one_of, text_rule
+from ipc.gateway.output.lark import ANYTHING, SPACE, form_of, letters_of, literal, one_of, text_rule
 from ipc.gateway.output.output_parser import AnswerParser, OutputParser, whole_output
 from ipc.gateway.output.reasoning import ReasoningFormat, ReasoningParser
 from ipc.gateway.output.tool_call_parser import ToolCallParser
@@ -102,9 +102,9 @@ class Answering:
         said = None if asked is None else f"said: {_form(asked)}"
         if self._tools is not None and (self._tools[1].forced or self._tools[1].strict or asked):
             row, use = self._tools
-            start, said = self._start(row, use, said)
-            rules: Iterable[str] = call_rules(row, use.callable, self._token_ids, parallel=use.parallel)
-            rules = chain(rules, () if said is None else (said,))
+            start, content, behind = self._start(row, use, said)
+            calls = call_rules(row, use.callable, self._token_ids, parallel=use.parallel, behind=behind)
+            rules: Iterable[str] = chain(calls, content)
         elif said is not None and self._thinking is not None:
             start, rules = self._content, [said]
         else:
@@ -122,22 +122,24 @@ class Answering:
         start, end = (literal(mark, self._token_ids) for mark in marks)
         return f"{start} said {end}".strip()
 
-    def _start(self, row: ToolFormat, use: ToolUse, said: str | None) -> tuple[str, str | None]:
-        """The grammar's start, calls or content (``said``), and the rule of the latter."""
+    def _start(self, row: ToolFormat, use: ToolUse, said: str | None) -> tuple[str, list[str], str]:
+        """The grammar's start, which is calls or content (``said``), the rules of the latter, and what
+        stands before ``calls`` already."""
         content = self._content
         if use.forced:
-            return "calls", None
+            return "calls", [], ""
         if said is not None:
-            return f"{content} | calls", said
+            return f"{content} | calls", [said], ""
         if content != "said":
-            return f"{content} | calls", f"said: {ANYTHING}"
+            return f"{content} | calls", [f"said: {ANYTHING}"], ""
+        if not row.bare:
+            marked = text_rule("marked", row.marker, self._token_ids)
+            return "said | marked calls", [f"said: {ANYTHING}", marked], row.marker
         first = re.escape(row.first[:1])
-        rule = f"said: {NO_CALL % (first, first) if row.bare else ANYTHING}"
+        no_call = NO_CALL % (first, first)
         if row.marker in self._token_ids:
-            return "said calls?", rule
-        if row.bare:
-            return "said | calls", rule
-        raise BodyError(f"strict is not supported by this model, in which {row.marker} is no token", "tools")
+            return "said calls?", [f"said: {no_call}"], ""
+        return "said | calls", ["said: SAID", f"SAID: ({no_call}) & ~/(?s:.*){letters_of(row.marker)}(?s:.*)/"], ""
 
     def _thoughts(self, row: ReasoningFormat) -> str:
         start = literal(row.start, self._token_ids)

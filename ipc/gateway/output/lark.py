@@ -34,8 +34,12 @@ def text_rule(name: str, end: str, token_ids: Mapping[str, int]) -> str:
     """A rule for any text up to the first such mark, and the mark."""
     if any(end.startswith(token) for token in token_ids):  # no text has a token of its own in it
         return f"{name}: {ANYTHING} {literal(end, token_ids)}"
-    letters = re.sub(r"\W", lambda sign: f"\\x{{{ord(sign[0]):x}}}", end)
-    return f"{name}[lazy]: /(?s:.*){letters}/"
+    return f"{name}[lazy]: /(?s:.*){letters_of(end)}/"
+
+
+def letters_of(text: str) -> str:
+    """An expression that matches this text alone."""
+    return re.sub(r"\W", lambda sign: f"\\x{{{ord(sign[0]):x}}}", text)
 
 
 def json_of(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:

@@ -32,17 +32,24 @@ _GEMMA_RULES = [
 
 
 def call_rules(
-    row: ToolFormat, functions: Sequence[Function], token_ids: Mapping[str, int], *, parallel: bool
+    row: ToolFormat, functions: Sequence[Function], token_ids: Mapping[str, int], *, parallel: bool, behind: str = ""
 ) -> Iterator[str]:
     """Rules in which ``calls`` is one call of these functions, or several if ``parallel``; each is made when it is
-    taken, as all of them may be far larger than what they are made from."""
-    first, last = (literal(text, token_ids) for text in row.around)
+    taken, as all of them may be far larger than what they are made from.
+
+    ``behind`` is the beginning of the calls that stands before ``calls`` already.
+    """
+
+    def call(before: str) -> str:
+        heads = (literal(before + function.name + row.call[1], token_ids) for function in functions)
+        return one_of(f"{head} arguments_{number}" for number, head in enumerate(heads)) + f" {closing}"
+
+    closing, last = literal(row.call[2], token_ids), literal(row.around[1], token_ids)
     several = parallel and row.between is not None
-    more = f" ({literal(row.between or '', token_ids)} call)*" if several else ""
-    heads = [literal(row.call[0] + function.name + row.call[1], token_ids) for function in functions]
-    calls = one_of(f"{head} arguments_{number}" for number, head in enumerate(heads))
-    yield f"calls: {first} call{more} {last}"
-    yield f"call: {calls} {literal(row.call[2], token_ids)}"
+    more = f"({literal(row.between or '', token_ids)} call)*" if several else ""
+    yield f"calls: {call((row.around[0] + row.call[0]).removeprefix(behind))} {more} {last}"
+    if several:
+        yield f"call: {call(row.call[0])}"
     for number, function in enumerate(functions):
         yield from _Arguments(row, function, number, token_ids).rules()
     if row is GEMMA4:
