@@ -27,6 +27,7 @@ from ipc.connection import weight_transfer
 from ipc.control_client import ControlClient
 from ipc.errors import RequestFailed
 from ipc.gateway.access.callers import Callers
+from ipc.gateway.operators import weights
 from ipc.server.weight_uploads import IDLE_LIMIT, WeightUploads
 from ipc.wire.operations import WeightChunk
 
@@ -548,6 +549,41 @@ def test_trainers_update_weights_over_http_in_four_phases(
     assert driver.paused_with == ("keep", False)
     (gathered, *_), _ = driver.updates
     assert isinstance(gathered, SharedWeights) and list(gathered.arrays) == ["a", "b"]
+
+
+def test_an_operator_neither_adds_to_anothers_update_nor_ends_it(
+    control: tuple[ControlClient, FakeDriver], address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of two would be served as one; what has been silent for a minute is dropped, and is nobody's any more."""
+    _, driver = control
+    api_keys = tmp_path / "api-keys.toml"
+    api_keys.write_text(FILE + '\n[others]\napi_key = "sk-others-0123456789"\noperator = true\n')
+    api_keys.chmod(0o600)
+    others = {"Authorization": "Bearer sk-others-0123456789"}
+    places: dict[str, Any] = {"dtype_names": ["F32"], "shapes": [[2]], "object_names": ["x"], "offsets": [0]}
+    mine, theirs = ({"update_info": {"names": [name], **places}} for name in "ab")
+
+    with gateway(address, callers=Callers(api_keys)) as http:
+        http.post("/start_weight_update", headers=OPS, json={})
+        http.post("/update_weights", headers=OPS, json=mine)
+        refused = [
+            http.post("/update_weights", headers=others, json=theirs),
+            http.post("/update_weights", headers=others, json={"update_info": {"path": "step-1"}}),
+            http.post("/start_weight_update", headers=others, json={}),
+            http.post("/finish_weight_update", headers=others),
+        ]
+        finished = http.post("/finish_weight_update", headers=OPS)
+        http.post("/start_weight_update", headers=OPS, json={})
+        http.post("/update_weights", headers=OPS, json=mine)
+        monkeypatch.setattr(weights, "IDLE_LIMIT", 0.0)
+        at_once = http.post("/update_weights", headers=others, json=theirs)
+        dropped = http.post("/finish_weight_update", headers=OPS)
+
+    assert {(answer.status_code, answer.json()["error"]["code"]) for answer in refused} == {(409, "conflict")}
+    assert finished.text == "version 2 of the weights is served\n"
+    assert at_once.text == "version 3 of the weights is served\n" and dropped.status_code == 409
+    sources = [source for source, *_ in driver.updates]
+    assert [list(source.arrays) for source in sources if isinstance(source, SharedWeights)] == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -70,22 +70,43 @@ class Gathered:
     """The tensors of an update that has been started, of this gateway."""
 
     def __init__(self) -> None:
-        self.tensors: dict[str, SharedArray] | None = None
+        self._tensors: dict[str, SharedArray] | None = None
         """None while none is started."""
         self._by = ""
         self._last = 0.0
 
-    def start(self, by: str) -> None:
-        """Begin anew, by this operator. Raises BodyError while another one's goes on."""
-        if self.tensors is not None and by != self._by and time.monotonic() - self._last < IDLE_LIMIT:
-            raise BodyError("another operator has started an update: it is to finish it", status=409, code="conflict")
-        self.tensors, self._by, self._last = {}, by, time.monotonic()
+    def start(self, by: str) -> bool:
+        """Begin anew, by this operator; whether tensors are dropped. Raises BodyError while another
+        one's goes on."""
+        is_left = bool(self._tensors)
+        self.is_started(by)
+        self._tensors, self._by, self._last = {}, by, time.monotonic()
+        return is_left
+
+    def is_started(self, by: str) -> bool:
+        """Whether this operator has started one. Raises BodyError while another one's goes on: who
+        adds to it or ends it would have weights served that belong to two."""
+        if self._tensors is not None and by != self._by:
+            if time.monotonic() - self._last < IDLE_LIMIT:
+                raise BodyError(
+                    "another operator has started an update: it is to finish it", status=409, code="conflict"
+                )
+            self._tensors = None
+        return self._tensors is not None
 
     def add(self, tensors: dict[str, SharedArray]) -> None:
         """More of it."""
-        assert self.tensors is not None
-        self.tensors |= tensors
+        assert self._tensors is not None
+        self._tensors |= tensors
         self._last = time.monotonic()
+
+    def take(self, by: str) -> dict[str, SharedArray]:
+        """All of it, which ends it. Raises BodyError if this operator has none."""
+        tensors = self._tensors if self.is_started(by) else None
+        self._tensors = None
+        if not tensors:
+            raise BodyError("no update has been started, or it has no weights", status=409, code="conflict")
+        return tensors
 
 
 async def pause(request: Request) -> Response:
@@ -134,9 +155,7 @@ async def start_weight_update(request: Request) -> Response:
         raise BodyError(
             "is_checkpoint_format must be true: tensors have their names in a checkpoint", "is_checkpoint_format"
         )
-    gathered = _gathered(request)
-    is_left = bool(gathered.tensors)
-    gathered.start(caller_of(request).name)
+    is_left = _gathered(request).start(caller_of(request).name)
     return _message(f"Weight update started{', and what an earlier one had sent is dropped' if is_left else ''}")
 
 
@@ -145,13 +164,14 @@ async def update_weights(request: Request) -> Response:
     parameters(request)
     info = (await read(request, UpdateWeightsBody)).update_info
     gathered = _gathered(request)
+    is_started = gathered.is_started(caller_of(request).name)
     if info.path is not UNSET:
-        if gathered.tensors is not None or info.names:
+        if is_started or info.names:
             raise BodyError("a path has all weights: name no tensors, and start no update", "update_info")
         path = info.path
         return await commanded(request, lambda control: _version(control.update_weights(path)))
     tensors = _tensors(info)
-    if gathered.tensors is None:
+    if not is_started:
         return await commanded(request, lambda control: _version(control.update_shared(tensors)))
     gathered.add(tensors)
     return PlainTextResponse("gathered\n")
@@ -161,10 +181,7 @@ async def finish_weight_update(request: Request) -> Response:
     """Write what has been gathered."""
     await read_nothing(request)
     parameters(request)
-    gathered = _gathered(request)
-    tensors, gathered.tensors = gathered.tensors, None
-    if not tensors:
-        raise BodyError("no update has been started, or it has no weights", status=409, code="conflict")
+    tensors = _gathered(request).take(caller_of(request).name)
     return await commanded(request, lambda control: _version(control.update_shared(tensors)))
 
 
