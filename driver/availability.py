@@ -4,8 +4,9 @@ import itertools
 import threading
 from collections.abc import Callable
 
-from driver.errors import Asleep, Draining
+from driver.errors import Asleep, Draining, InvalidRequest
 from driver.open_requests import OpenRequests
+from driver.operations.engine_changes import KEEPS
 from driver.operations.weight_updates import RereadWeights
 from driver.request import Notifying, QueueChannel, ReturnChannel
 from driver.thread_messages import PauseEngine, ResumeEngine, SleepEngine, WakeEngine
@@ -21,11 +22,13 @@ class Availability:
         open_requests: OpenRequests,
         post: Callable[[SleepEngine | WakeEngine | PauseEngine | ResumeEngine], None],
         stats: Callable[[], EngineStats],
+        is_paused: Callable[[], bool],
         read: Callable[[RereadWeights], None],
     ) -> None:
         self._open_requests = open_requests
         self._post = post
         self._stats = stats
+        self._is_paused = is_paused
         self._read = read
         self._deciding = threading.Lock()  # whether it pauses or drains
         self._draining: Draining | None = None
@@ -72,9 +75,14 @@ class Availability:
             self._post(message)
 
     def sleep(self, request_id: str, channel: ReturnChannel, level: int = 1) -> None:
-        """Refuses new requests; the engine sleeps once no request is open. Raises Draining."""
+        """Refuses new requests; the engine sleeps once no request is open. Raises Draining, and
+        InvalidRequest if those that are open would never end."""
         self.check_not_draining()
-        self._sleeps[next(self._serials)] = message = SleepEngine(request_id, channel, level)
+        number, message = next(self._serials), SleepEngine(request_id, channel, level)
+        self._sleeps[number] = message  # first: no request is added any more
+        if self._is_paused() and len(self._open_requests):
+            self._end([number])
+            raise InvalidRequest(f"{KEEPS}resume it, or pause it in mode abort, and send it to sleep then")
         self._open_requests.when_none(lambda: self._post(message))
 
     def wake(self, request_id: str, channel: ReturnChannel, *, weights: bool = True, pages: bool = True) -> None:

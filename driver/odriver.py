@@ -187,7 +187,11 @@ class oDriver:
             SafeThread("update weights", self._updates.run, self._thread_died),
         ]
         self._availability = Availability(
-            self._open_requests, post, lambda: self._execution.stats, self._updates.submit
+            self._open_requests,
+            post,
+            lambda: self._execution.stats,
+            lambda: self._execution.state == "paused",
+            self._updates.submit,
         )
         self.operations = OperatorCommands(
             self._owed_answers, self._availability, post=post, load=self._loader.submit, update=self._updates.submit

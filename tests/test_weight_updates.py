@@ -251,6 +251,32 @@ def test_an_update_that_would_wait_for_ever_is_refused(served: Served) -> None:
     kept.end()
 
 
+def test_what_waits_for_requests_that_a_pause_keeps_is_refused(served: Served) -> None:
+    """An update that came before it, too: the one that is to be written while it is paused would wait behind it. A sleep
+    refuses nothing then."""
+    kept = served.ask("a", 30_000)
+    kept.get()
+    waiting = served.update("wait")
+    while not served.driver._execution._changes._deferred:
+        time.sleep(0.001)
+    served.pause().get()
+
+    refused, updated = waiting.get(), served.update()
+    with pytest.raises(InvalidRequest, match="would never end: resume it, or pause it in mode abort"):
+        served.driver.operations.sleep("s", Channel(), 1)
+
+    assert refused.error is not None and "would never end" in refused.error.message
+    assert updated.get().weight_versions == [(2, 0)] and served.driver.status().state == "paused"
+    held = served.ask("b")
+    while not served.driver._execution.held:
+        time.sleep(0.001)
+    served.pause("abort").get()
+    assert kept.end()[1].finish_reason == held.end()[1].finish_reason == "abort"
+    slept = Channel()
+    served.driver.operations.sleep("s", slept, 1)
+    assert slept.get().text == "asleep"
+
+
 def test_a_driver_whose_weights_cannot_be_read_again_sleeps_on(served: Served) -> None:
     """It refuses requests, and serves once they can be, or once others have come."""
     for remedy in ("read", "update"):

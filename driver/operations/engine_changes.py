@@ -20,6 +20,7 @@ from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus
 
 logger = logging.getLogger(__name__)
 
+KEEPS = "the daemon is paused, and requests that it keeps would never end: "
 AWAITS_WEIGHTS = (
     "it serves again when an update brings all weights, as those before came as arrays and cannot be read again"
 )
@@ -146,9 +147,18 @@ class EngineChanges:
     def _pause(self, change: PauseEngine) -> ReturnSample:
         self._settle(abort=change.mode == "abort")
         self.paused = True
+        if self._engine.has_work:
+            self._refuse_deferred_updates()
         if change.clear_cache:
             self._engine.forget_cache()
         return done(change.request_id, "paused")
+
+    def _refuse_deferred_updates(self) -> None:
+        """Those in mode wait, as ``_update`` would. Updates are done one after another, so that no other one would be
+        done before the engine is resumed, and whoever resumes it may wait for such a one."""
+        for update in [update for update in self._deferred if isinstance(update, UpdateWeights)]:
+            self._deferred.remove(update)
+            update.channel.put(self._update(update))
 
     def _resume(self, change: ResumeEngine) -> ReturnSample:
         for pause in [pause for pause in self._deferred if isinstance(pause, PauseEngine)]:
@@ -160,8 +170,7 @@ class EngineChanges:
     def _update(self, change: UpdateWeights) -> ReturnSample:
         order, staged = change.order, change.staged
         if order.mode == "wait" and self._engine.has_work:
-            kept = "the daemon is paused, and requests that it keeps would never end: resume it, or update in mode keep"
-            return self._refused(change, kept)
+            return self._refused(change, f"{KEEPS}resume it, or update in mode keep")
         begun = time.monotonic()
         self._settle(abort=order.mode == "abort")
         try:

@@ -39,7 +39,8 @@ class OperatorCommands:
         """Refuses new requests; once none is open, frees the pages' memory, at level 2 the
         weights' too, and answers the channel.
 
-        Raises Draining and DriverStopped at once.
+        Raises Draining and DriverStopped at once, and InvalidRequest if it is paused and keeps
+        requests.
         """
         with self._owed_answers.owing(request_id, channel) as answer:
             self._availability.sleep(request_id, answer, level)
