@@ -21,6 +21,7 @@ from ipc.commands import cli
 from ipc.control_client import ControlClient
 from ipc.errors import RequestFailed
 from ipc.gateway.access.callers import Callers
+from ipc.gateway.daemons import RemoteDaemon
 from ipc.sockets.auth import Authority
 from ipc.wire import keys
 
@@ -244,6 +245,33 @@ def test_a_model_of_http_is_an_adapter(http: httpx.Client, engine: FakeEngine) -
         ("GET", "/tokenizer_info?model=mine", None),
     ):
         assert http.request(method, path, json=body).status_code == 404
+
+
+def test_metrics_show_a_caller_of_http_no_adapter_that_its_key_may_not_use(
+    tmp_path: Path, address: str, driver: oDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That others' run and wait is nothing it may know; an operator sees all."""
+
+    async def metrics(_: RemoteDaemon) -> str:
+        return 'vllm:lora_requests_info{running_lora_adapters="alice,bob",waiting_lora_adapters="bob"} 1.0\n'
+
+    monkeypatch.setattr(RemoteDaemon, "metrics", metrics)
+    for name, rights in (("alice", {"adapters": ["alice"]}), ("ops", {"control": True})):
+        keys.new(tmp_path / "keys", name, tmp_path / f"{name}.key", **rights)
+    ops, path = tmp_path / "ops.key", tmp_path / "api-keys.toml"
+    path.touch(0o600)
+    path.write_text(f'{API_KEYS}key = "{tmp_path}/alice.key"\n')
+    with (
+        serving(address, driver, model="base", authority=Authority(tmp_path / "keys"), enable_lora=True),
+        ControlClient(address, key=ops) as control,
+        gateway(address, callers=Callers(path, key=ops), key=ops) as http,
+    ):
+        for name in ("alice", "bob"):
+            control.load_adapter(name)
+        shown = [http.get("/metrics", headers=headers).text for headers in (ALICE, OPS)]
+
+    assert 'running_lora_adapters="alice",waiting_lora_adapters=""' in shown[0]
+    assert 'running_lora_adapters="alice,bob",waiting_lora_adapters="bob"' in shown[1]
 
 
 def test_operators_of_http_are_told_what_is_wrong(http: httpx.Client) -> None:

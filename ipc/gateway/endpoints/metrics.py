@@ -1,7 +1,8 @@
 """``/metrics``: the daemons' metrics for Prometheus."""
 
 import asyncio
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
@@ -10,20 +11,37 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ipc.gateway.daemons import Daemons
+from ipc.gateway.access.authentication import caller_of
+from ipc.gateway.access.callers import Caller
+from ipc.gateway.daemons import Daemons, RemoteDaemon
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
+ADAPTERS = re.compile(r'((?:running|waiting)_lora_adapters=)"([^"]*)"')
+"""A label of ``vllm:lora_requests_info``: names with commas between them."""
 
 
 async def show(request: Request) -> Response:
-    """The metrics of one daemon verbatim; of several, labelled with the daemon."""
+    """The metrics of one daemon as they are; of several, labelled with the daemon."""
     daemons: Daemons = request.app.state.daemons
     found = await daemons.reach()
-    texts = await asyncio.gather(*(daemon.metrics() for daemon in found))
+    texts = await asyncio.gather(*(_shown(daemon, caller_of(request)) for daemon in found))
     if len(list(daemons)) == 1:
         return Response(texts[0], media_type=TEXT)
     labelled = {daemon.address: text for daemon, text in zip(found, texts, strict=True)}
     return Response(merged(labelled), media_type=TEXT)
+
+
+async def _shown(daemon: RemoteDaemon, caller: Caller) -> str:
+    """Its metrics, without the names of adapters that the caller may not use."""
+    text = await daemon.metrics()
+    if caller.limits is None or caller.limits.key is None:  # then it is the gateway's, which may use all
+        return text
+    names = {row["name"] for row in await daemon.adapters(caller)}
+    return ADAPTERS.sub(lambda label: f'{label[1]}"{_of(names, label[2])}"', text)
+
+
+def _of(names: Collection[str], listed: str) -> str:
+    return ",".join(name for name in listed.split(",") if name in names)
 
 
 def merged(texts: dict[str, str]) -> str:
