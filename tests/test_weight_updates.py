@@ -455,6 +455,17 @@ def test_arrays_go_through_shared_memory_on_one_machine(
     assert not any(Path(SHARED_MEMORY, array.object_name).exists() for array in source.arrays.values())
 
 
+def test_what_killed_trainers_left_in_shared_memory_is_removed_and_nothing_else() -> None:
+    """It may be as large as a model. What has its process is locked."""
+    abandoned = Path(SHARED_MEMORY, f"{weight_transfer.PREFIX}{os.getpid()}-abandoned")
+    abandoned.write_bytes(b"x")
+
+    arrays = weight_transfer.contiguous(ARRAYS)
+    with weight_transfer.in_shared_memory(arrays) as first, weight_transfer.in_shared_memory(arrays):
+        assert not abandoned.exists()
+        assert all(Path(SHARED_MEMORY, array.object_name).exists() for array in first.values())
+
+
 def test_arrays_go_in_messages_to_another_machine(
     control: tuple[ControlClient, FakeDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:

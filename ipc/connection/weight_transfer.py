@@ -1,9 +1,10 @@
 """Arrays of a process to a daemon: through shared memory of one machine, or in messages."""
 
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ IPC = "ipc://"
 CHUNK_BYTES = 2 * 2**20
 """Of a tensor in one message."""
 ALIGNMENT = 64
+PREFIX = "odriver-update-"
+"""Of the names of objects."""
 
 
 def contiguous(arrays: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
@@ -36,14 +39,14 @@ def shares_memory(address: str) -> bool:
 def in_shared_memory(arrays: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, SharedArray]]:
     """Where the arrays are in an object of shared memory, which is there within the block alone.
 
-    Raises OSError if there is too little.
+    Those of processes that were killed are removed first. Raises OSError if there is too little.
     """
-    name = f"odriver-{secrets.token_hex(16)}"
+    _remove_abandoned()
+    name, descriptor = _new_object()
     places, size = {}, 0
     for tensor, array in arrays.items():
         places[tensor] = SharedArray(name, size, array.dtype.name, list(array.shape))
         size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-    descriptor = os.open(f"{SHARED_MEMORY}/{name}", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, max(1, size))  # else a lack of memory would show only when it is written
         for tensor, array in arrays.items():
@@ -52,6 +55,30 @@ def in_shared_memory(arrays: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, S
     finally:
         os.close(descriptor)
         os.unlink(f"{SHARED_MEMORY}/{name}")
+
+
+def _new_object() -> tuple[str, int]:
+    """An object's name and descriptor. It is locked as long as this process has it: the kernel
+    unlocks what a killed process had."""
+    while True:
+        name = f"{PREFIX}{secrets.token_hex(16)}"
+        descriptor = os.open(f"{SHARED_MEMORY}/{name}", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return name, descriptor
+        os.close(descriptor)  # another process took it for abandoned before it was locked
+
+
+def _remove_abandoned() -> None:
+    """Remove the objects of this user's processes that were killed: each may be as large as a model."""
+    for path in Path(SHARED_MEMORY).glob(f"{PREFIX}*"):
+        with suppress(OSError):  # it is locked, of another user, or was removed meanwhile
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def in_messages(arrays: Mapping[str, NDArray[Any]], request_ids: Iterator[str]) -> Iterator[WeightChunk]:
