@@ -133,6 +133,14 @@ def test_a_layer_that_is_left_out_has_no_tensors(read):
         read(without_first, **named)
 
 
+def test_a_whole_name_is_of_no_layer(read):
+    """PEFT adapts the module of a whole name, as the head's is, whatever the layers."""
+    kind = AdapterKind(r"layers\.1\.self_attn\.q_proj|lm_head|layers\.2\.self_attn\.v_proj", 8)
+    named = ["q_proj", "lm_head", "model.layers.2.self_attn.v_proj"]
+
+    assert read(kind=kind, target_modules=named, layers_to_transform=1).rank == 8
+
+
 def test_a_table_beside_its_adapter_is_the_models_or_refused(read):
     """PEFT saves it, as somebody may have added tokens."""
     kind = AdapterKind("embed_tokens|lm_head", 8)

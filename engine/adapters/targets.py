@@ -1,8 +1,8 @@
 """The modules and parameters that an adapter's configuration names, by the rules of PEFT.
 
 ``target_modules`` are ends of names, an expression for whole names, or "all-linear", less
-``exclude_modules``; with ends ``layers_to_transform`` are the layers. ``target_parameters`` are ends
-of names.
+``exclude_modules``; with ends that are no whole names, as ``lm_head`` is, ``layers_to_transform`` are
+the layers. ``target_parameters`` are ends of names.
 """
 
 import re
@@ -44,7 +44,7 @@ class Targets(msgspec.Struct, frozen=True):
         if not self.target_modules or not _matches(self.target_modules, module):
             return False
         layers = self.layers_to_transform
-        if isinstance(self.target_modules, str) or layers is None or layers == []:
+        if isinstance(self.target_modules, str) or layers is None or layers == [] or module in self.target_modules:
             return True
         layer = self._layer(module)
         return layer is not None and layer in ([layers] if isinstance(layers, int) else layers)
