@@ -515,8 +515,9 @@ def test_an_upload_is_one_clients_and_whole() -> None:
     uploads.add(b"me", chunk(), 0.0)
     uploads.lost(b"me")
     uploads.add(b"you", chunk(), 1.0)
-    with pytest.raises(InvalidRequest, match="bytes, and the daemon's host has"):
-        uploads.add(b"you", chunk("huge", shape=(2**40, 2**20)), 1.0)
+    for shape in ((2**40, 2**20), (0, 2**63)):
+        with pytest.raises(InvalidRequest, match="bytes, and the daemon's host has"):
+            uploads.add(b"you", chunk("huge", shape=shape), 1.0)
 
 
 def test_memory_of_others_is_not_read() -> None:

@@ -85,7 +85,8 @@ def _dtype(chunk: WeightChunk) -> np.dtype[Any]:
 
 def _room(chunk: WeightChunk) -> NDArray[Any]:
     dtype = _dtype(chunk)
-    num_bytes, available = math.prod(chunk.shape) * dtype.itemsize, available_bytes()
+    # a size of 0 counts as 1: numpy has no arrays whose other sizes are larger than any memory, either
+    num_bytes, available = math.prod(max(1, size) for size in chunk.shape) * dtype.itemsize, available_bytes()
     if num_bytes > available:
         raise InvalidRequest(f"{chunk.name} has {num_bytes:,} bytes, and the daemon's host has {available:,} free")
     return np.empty(chunk.shape, dtype)
