@@ -7,6 +7,7 @@ import pytest
 from caching.cache_groups import CacheGroups
 from caching.page_manager import HBMPageManager
 from engine.sampling_params import SamplingParams
+from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.admission import LOOKED_AT
 from engine.scheduling.backfill import MOST_PASSED
 from engine.scheduling.estimates.growth_reserve import GrowthReserve
@@ -642,6 +643,34 @@ def test_a_much_lower_priority_takes_the_slot_of_a_running_sequence(run_ahead):
     assert {name: len(tokens) for name, tokens in outputs.items()} == {"patient": 5, "urgent": 2, "equal": 2}
     assert list(outputs) == ["patient", "urgent", "equal"]
     assert [event.cause for event in scheduler.preempted] == ["priority"]
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1, 2])
+def test_a_much_lower_priority_takes_the_slot_of_an_adapter(run_ahead):
+    """From the fewest that have one to themselves, all of a priority higher by ten; who has another or none goes on."""
+    adapters = AdapterSlots(2)
+    for uid in (1, 2, 3, 4):
+        adapters.add(uid)
+    scheduler, _ = build_scheduler(max_num_seqs=8, budget=16, adapters=adapters)
+
+    def add(name, adapter_id, **options):
+        sequence = build_sequence(name, prompt=1, **options)
+        sequence.adapter_id = adapter_id
+        scheduler.add(sequence)
+
+    for name, adapter_id in (("of 1", 1), ("also of 1", 1), ("of 2", 2), ("of none", 0)):
+        add(name, adapter_id, max_tokens=9)
+    land(scheduler, scheduler.plan())
+    add("equal", 4, max_tokens=2, priority=-9)
+    add("urgent", 3, max_tokens=2, priority=-10)
+
+    outputs = run_to_end(scheduler, run_ahead=run_ahead)
+
+    assert [(event.request_id, event.cause) for event in scheduler.preempted] == [("of 2", "priority")]
+    assert list(outputs).index("urgent") < list(outputs).index("equal")
+    assert {name: len(tokens) for name, tokens in outputs.items()} == {
+        "of 1": 8, "also of 1": 8, "of 2": 8, "of none": 8, "urgent": 2, "equal": 2,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("run_ahead", [0, 1])

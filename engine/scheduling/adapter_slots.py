@@ -88,6 +88,11 @@ class AdapterSlots:
             return True
         return self._known[sequence.adapter_id].slot is not None or self._free_slot() is not None
 
+    @property
+    def has_unpinned(self) -> bool:
+        """Whether no running sequence has one of the slots: it is free, or will be when steps have landed."""
+        return not all(self._pins)
+
     def pin(self, sequence: Sequence) -> None:
         """A sequence is about to run; there is room for its adapter."""
         if not sequence.adapter_id:

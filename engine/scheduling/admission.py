@@ -57,6 +57,8 @@ class Admission:
         self._begun_are_first = False
         """Before newcomers, in the next plan."""
         self._claim: Claim | None = None
+        self._lacks_adapter: Sequence | None = None
+        """The first sequence of the last plan whose adapter had no slot."""
 
     def settle_claim(self, plan: NextIterationPlan) -> None:
         """Start the sequence that claimed room in the last plan, in the place of others.
@@ -65,6 +67,7 @@ class Admission:
         pages.
         """
         claim, self._claim = self._claim, None
+        self._free_adapter_slot(plan)
         if claim is None or claim.sequence.status is not SequenceStatus.WAITING:
             return
         sequence = claim.sequence
@@ -141,9 +144,22 @@ class Admission:
     def _may_have_adapter(self, sequence: Sequence, backfill: Backfill) -> bool:
         """Whether it has no adapter, or there is a slot that is not for one passed by."""
         if not self._adapters.has_room(sequence):
+            self._lacks_adapter = self._lacks_adapter or sequence
             backfill.pass_for_adapter(sequence)
             return False
         return backfill.may_have_adapter(sequence)
+
+    def _free_adapter_slot(self, plan: NextIterationPlan) -> None:
+        """Preempt the sequences of an adapter's slot if all of them yield to one whose adapter has none.
+
+        That starts when the steps have landed that read the slot. Until then no other slot is freed.
+        """
+        sequence, self._lacks_adapter = self._lacks_adapter, None
+        if sequence is None or sequence.status is not SequenceStatus.WAITING or self._adapters.has_unpinned:
+            return
+        for victim in self._preempter.victims_of_adapter(sequence):
+            self._preempter.preempt(victim, Cause.PRIORITY)
+            plan.drop(victim)
 
     def _start(self, sequence: Sequence) -> None:
         """Give a waiting sequence that has its pages a slot."""

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from enum import StrEnum
 
 import msgspec
@@ -93,6 +93,19 @@ class Preempter:
         if self._fair and not sequence.has_begun:
             found += self._running.over_their_share(sequence.client, priority, list(found))
         return found
+
+    def victims_of_adapter(self, sequence: Sequence) -> list[Sequence]:
+        """The fewest that have a slot of adapters to themselves and all yield to this one by priority; none if some of
+        each slot do not."""
+        by_slot: defaultdict[int, list[Sequence]] = defaultdict(list)
+        for running in self._running:
+            if running.adapter_id:
+                by_slot[running.adapter_slot].append(running)
+        most = sequence.params.priority + self._threshold
+        yielding = [
+            all_of_slot for all_of_slot in by_slot.values() if all(one.params.priority >= most for one in all_of_slot)
+        ]
+        return min(yielding, key=len, default=[])
 
     def preempt(self, sequence: Sequence, cause: Cause, *, before_all: bool = True) -> None:
         """Take slot and pages from a running sequence that is not in the step being planned.

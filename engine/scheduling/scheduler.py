@@ -37,7 +37,8 @@ be replayed. The rules:
   passed again.
 - A sequence with an adapter starts when that has a slot on the device, or can be given one
   (``adapter_slots``). It is passed by meanwhile, and not more often by others with adapters than
-  one that lacks pages; those without keep nothing from it.
+  one that lacks pages; those without keep nothing from it. Where all sequences of a slot are of a
+  priority lower by the threshold or more, they are preempted for it.
 - A sequence whose prefix is in host memory has slot and pages while it is copied back
   (``host_pages``), and computes nothing. Copies are part of a plan, and may be all of it.
 - A full page is in the prefix cache from the plan on that computes it (``sequence_memory``). A
