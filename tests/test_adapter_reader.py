@@ -11,6 +11,7 @@ from checkpoints import build_checkpoint
 from loading import load
 from safetensors.numpy import save_file
 
+from engine.adapters import patterns
 from engine.adapters.adapter import AdapterError
 from engine.adapters.reader import AdapterReader
 from engine.adapters.slot_arrays import AdapterSizes, slot_arrays
@@ -21,6 +22,8 @@ from engine.models.weights.weight_format import Layout
 KIND = ADAPTERS["llama2"]["everything"]
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 B = A.replace("lora_A", "lora_B")
+YEARS = r"(?:\w|\W|.)+[!?]"
+"""An expression that tries 2 to 3 ways a letter."""
 PROJECTIONS = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
 
 
@@ -118,6 +121,15 @@ def test_what_is_not_served_is_refused_by_its_name(read, option, words):
 def test_modules_are_named_in_all_ways_of_peft(read, options):
     """By ends, by an expression, by layers or all at once; what the model does not have may be named."""
     assert read(**options).rank == KIND.rank
+
+
+@pytest.mark.parametrize("option", [{"target_modules": YEARS}, {"rank_pattern": {YEARS: 8}}])
+def test_a_pattern_that_would_take_years_is_refused(read, monkeypatch, option):
+    """Whoever wrote it is not to hold up a daemon that serves others."""
+    monkeypatch.setattr(patterns, "SECONDS", 0.01)
+
+    with pytest.raises(AdapterError, match="takes too long"):
+        read(**option)
 
 
 def test_a_layer_that_is_left_out_has_no_tensors(read):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from engine.adapters.adapter import AdapterError
+from engine.adapters.patterns import check_pattern, matched
 from engine.adapters.targets import Targets
 from engine.models.weights.sources.text_part import TEXT_PREFIXES, text_name
 
@@ -39,7 +40,6 @@ TRAINING = frozenset(
 """Options that change nothing of what is computed with the tensors of the file."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of ``init_lora_weights`` that change the weights of the model below the adapter."""
-LONGEST_PATTERN = 10_000
 Number = TypeVar("Number", int, float)
 
 
@@ -150,15 +150,10 @@ def _unserved(name: str, value: object) -> str | None:
 
 def _check_patterns(origin: str, config: PeftConfig) -> None:
     for pattern in (*(config.rank_pattern or {}), *(config.alpha_pattern or {}), *config.targets.expressions):
-        try:
-            if len(pattern) > LONGEST_PATTERN:
-                raise re.error("it is too long")
-            re.compile(pattern)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise AdapterError(f"{origin}: {pattern[:50]} is no pattern of modules: {error}") from error
+        check_pattern(origin, pattern)
 
 
 def _matching(patterns: Mapping[str, Number], module: str, default: Number) -> Number:
     """The value of the first pattern that a module's name ends with, as PEFT matches them."""
-    found = next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), None)
+    found = next((key for key in patterns if matched(rf"(.*\.)?({key})$", module)), None)
     return default if found is None else patterns[found]

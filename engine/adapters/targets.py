@@ -5,10 +5,11 @@
 the layers. ``target_parameters`` are ends of names.
 """
 
-import re
 from collections.abc import Iterable
 
 import msgspec
+
+from engine.adapters.patterns import matched
 
 ALL_LINEAR = "all-linear"
 TABLES = ("embed_tokens", "lm_head")
@@ -56,7 +57,7 @@ class Targets(msgspec.Struct, frozen=True):
     def _layer(self, module: str) -> int | None:
         """The number of a module's layer, the first in its name."""
         patterns = _several(self.layers_pattern) or [r"[^.]*"]
-        found = (re.match(rf"(?:^|.*?\.)(?:{pattern})\.(?P<layer>\d+)\.", module) for pattern in patterns)
+        found = (matched(rf"(?:^|.*?\.)(?:{pattern})\.(?P<layer>\d+)\.", module) for pattern in patterns)
         match = next((one for one in found if one is not None), None)
         return None if match is None else int(match["layer"])
 
@@ -66,7 +67,7 @@ class Targets(msgspec.Struct, frozen=True):
 
 
 def _matches(modules: list[str] | str, name: str) -> bool:
-    return re.fullmatch(modules, name) is not None if isinstance(modules, str) else _ends(modules, name)
+    return matched(modules, name, whole=True) is not None if isinstance(modules, str) else _ends(modules, name)
 
 
 def _ends(ends: Iterable[str], name: str) -> bool:
