@@ -134,8 +134,8 @@ async def _body(client: AsyncClient, asked: Question, line: Line, model: str) ->
                 asked = asked.hinted(template_names(info.get("chat_template")))
             asked = await tokenized(client, asked)
             prompt = await shown_prompt(client, asked)
-            async with ask(client, asked, None) as stream:
-                return body_of(whole([piece async for piece in stream]), asked, model, line.custom_id, prompt)
+            async with ask(client, asked, None) as pieces:
+                return body_of(whole([piece async for piece in pieces]), asked, model, line.custom_id, prompt)
         except RequestFailed as error:
             if error.code not in FULL:
                 raise

@@ -1,8 +1,11 @@
 """Sending questions to a daemon."""
 
+from types import TracebackType
+
 from msgspec import UNSET, UnsetType
 
 from ipc.async_client import AsyncClient, AsyncStream
+from ipc.errors import RequestFailed
 from ipc.gateway.access.memory_limit import HeldMemory
 from ipc.openai.request_bodies import Question
 
@@ -45,15 +48,34 @@ async def shown_prompt(client: AsyncClient, asked: Question) -> list[int] | Unse
     return await prompt_token_ids(client, asked) if asked.answer_format.with_prompt_token_ids else UNSET
 
 
+class Answer:
+    """The pieces of an answer, for the time of an ``async with`` statement, whose end aborts the rest of it. An error
+    of the daemon about the form of the text becomes a BodyError."""
+
+    def __init__(self, asked: Question, pieces: AsyncStream) -> None:
+        self._asked = asked
+        self._pieces = pieces
+
+    async def __aenter__(self) -> AsyncStream:
+        return self._pieces
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._pieces.close()
+        if isinstance(error, RequestFailed) and (of_form := self._asked.form_error(error.message)) is not None:
+            raise of_form from error
+
+
 def ask(
     client: AsyncClient, asked: Question, held: HeldMemory | None, *, stream: bool = True, traceparent: str = ""
-) -> AsyncStream:
-    """Send it, as a part of a trace perhaps; the pieces of the answer. Its memory is ``held``, None where one file has
-    all that is asked. Raises Full."""
+) -> Answer:
+    """Send it, as a part of a trace perhaps. Its memory is ``held``, None where one file has all that is asked. Raises
+    Full."""
     pieces = _send(client, asked, stream=stream, traceparent=traceparent)
     if held is not None:
         held.add(pieces.num_bytes)
-    return pieces
+    return Answer(asked, pieces)
 
 
 def _send(client: AsyncClient, asked: Question, *, stream: bool, traceparent: str) -> AsyncStream:

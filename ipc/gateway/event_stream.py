@@ -18,6 +18,7 @@ from ipc.gateway.answers import FAULT, encoded, failure
 from ipc.gateway.disconnect import Disconnected, unless_disconnected
 from ipc.gateway.request_id import WHY
 from ipc.openai.answer_bodies import ErrorAnswer
+from ipc.openai.request_bodies import BodyError
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class EventStream(Response):
                     await self._say(send, events)
         except Disconnected:
             raise
-        except (OdriverError, asyncio.CancelledError) as error:
+        except (BodyError, OdriverError, asyncio.CancelledError) as error:
             if not (self._started and self._is_read):
                 raise
             ended = ConnectionLost(_why_cancelled(scope)) if isinstance(error, asyncio.CancelledError) else error
@@ -91,10 +92,10 @@ class EventStream(Response):
         await self._say(send, self._done)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _break_off(self, scope: Scope, send: Send, error: OdriverError) -> None:
+    async def _break_off(self, scope: Scope, send: Send, error: BodyError | OdriverError) -> None:
         """Say why no more comes, after a status that said nothing of it."""
         scope["state"][WHY] = str(error)
-        await self._say(send, self._error_event(failure(error)[1]))
+        await self._say(send, self._error_event(failure(error, scope["path"])[1]))
 
     async def _say(self, send: Send, events: bytes) -> None:
         if not self._started:

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from ipc.async_client import AsyncStream
 from ipc.gateway.access.memory_limit import HeldMemory
+from ipc.gateway.asking import Answer
 from ipc.wire.completion import Completion, Piece, whole
 
 News = tuple[int, Piece] | Exception | None
 
 
-async def gathered(streams: list[AsyncStream], held: HeldMemory) -> list[Completion]:
+async def gathered(streams: list[Answer], held: HeldMemory) -> list[Completion]:
     """All of them, whole, as ``held`` has room for; when one fails the others are aborted."""
     tasks = [asyncio.create_task(_gathered(stream, held)) for stream in streams]
     try:
@@ -20,7 +20,7 @@ async def gathered(streams: list[AsyncStream], held: HeldMemory) -> list[Complet
             task.cancel()
 
 
-async def merged(streams: list[AsyncStream]) -> AsyncIterator[tuple[int, Piece]]:
+async def merged(streams: list[Answer]) -> AsyncIterator[tuple[int, Piece]]:
     """Yield the streams' pieces with the stream's number; if one fails, the others are aborted."""
     if len(streams) == 1:
         async with streams[0] as only:
@@ -44,19 +44,19 @@ async def merged(streams: list[AsyncStream]) -> AsyncIterator[tuple[int, Piece]]
             task.cancel()
 
 
-async def _gathered(stream: AsyncStream, held: HeldMemory) -> Completion:
+async def _gathered(stream: Answer, held: HeldMemory) -> Completion:
     pieces = []
-    async with stream:
-        async for piece in stream:
+    async with stream as from_daemon:
+        async for piece in from_daemon:
             held.add_piece(piece)
             pieces.append(piece)
     return whole(pieces)
 
 
-async def _pour(number: int, stream: AsyncStream, queue: asyncio.Queue[News]) -> None:
+async def _pour(number: int, stream: Answer, queue: asyncio.Queue[News]) -> None:
     try:
-        async with stream:
-            async for piece in stream:
+        async with stream as from_daemon:
+            async for piece in from_daemon:
                 await queue.put((number, piece))
     except Exception as error:  # noqa: BLE001  # the reader of the queue raises it
         await queue.put(error)

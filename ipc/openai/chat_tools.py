@@ -67,12 +67,14 @@ class ToolUse(NamedTuple):
     """What may be called in an answer, and what must be: one of ``forced``, if there is any, and
     no others then.
 
-    Without ``parallel`` there is one call at most.
+    Without ``parallel`` there is one call at most. ``field`` is where the body has a function's
+    schema, by its place among them.
     """
 
     functions: list[Function]
     forced: list[Function]
     parallel: bool
+    field: str = "tools[{}].function.parameters"
 
     def as_dict(self) -> list[dict[str, Any]]:
         """The functions as our client takes them."""
@@ -82,6 +84,11 @@ class ToolUse(NamedTuple):
     def callable(self) -> list[Function]:
         """The functions that may be called."""
         return self.forced or self.functions
+
+    @property
+    def schema_fields(self) -> list[str]:
+        """Where the body has the schema of each of those."""
+        return [self.field.format(self.functions.index(function)) for function in self.callable]
 
     @property
     def strict(self) -> bool:

@@ -3,7 +3,8 @@
 An unknown field is refused by name. A null is the same as no field.
 """
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -23,6 +24,13 @@ DEFAULT_MAX_TOKENS = 16
 
 Prompt = str | list[int]
 
+FORM = "structured_outputs"
+"""The parameter of ours in which the form of a text is."""
+_OF_FORM = re.compile(rf"\A{FORM}(?:\.\w+)?")
+_AT = re.compile(r": at (?P<line>\d+)\(\d+\)(?P<why>: .*?)(?:\n *\d+ \| .*)?", re.DOTALL)
+"""A place in a grammar, what is wrong there, and some lines of the grammar."""
+_RULE = re.compile(r"arguments_\d+|said")
+
 
 class BodyError(Exception):
     """A body that asks for something not served here, with OpenAI's ``status`` and ``code``."""
@@ -40,7 +48,9 @@ class Question(NamedTuple):
     """A question for our client: a prompt or messages, SamplingParams, and template options.
 
     ``hints`` are OpenAI's options of how a model is to write, which some chat templates read.
-    Without ``add_special_tokens`` a prompt has no special tokens around it.
+    Without ``add_special_tokens`` a prompt has no special tokens around it. ``form_field`` is where
+    the body says the form of the text; of a grammar that is made for it, ``rule_fields`` are where
+    the body has what some of its rules are made of.
     """
 
     prompt: Prompt | None
@@ -51,6 +61,30 @@ class Question(NamedTuple):
     chat_template_kwargs: dict[str, Any] | None = None
     hints: dict[str, Any] = {}  # noqa: RUF012  # nobody changes it
     add_special_tokens: bool = True
+    form_field: str = FORM
+    rule_fields: Mapping[str, str] = {}
+
+    def form_error(self, message: str) -> BodyError | None:
+        """An error about the form, which names it as the body does; None for one about something else."""
+        found = _OF_FORM.match(message)
+        if found is None or self.form_field == FORM:
+            return None if found is None else BodyError(message, FORM)
+        field, why = self.form_field, message[found.end() :]
+        is_theirs = field.endswith("grammar") and not self.rule_fields
+        at = None if is_theirs else _AT.fullmatch(why)
+        if at is not None:  # in a grammar that they have not seen
+            field, why = self._field_at(int(at["line"])), at["why"]
+        return BodyError(f"{field}{why}", field.partition(" ")[0])
+
+    def _field_at(self, line: int) -> str:
+        """Where the body has what a line of the grammar is made of. A rule ``said`` may be many lines."""
+        field = self.form_field
+        for text in self.params[FORM].get("grammar", "").split("\n")[:line]:
+            rule = _RULE.match(text)
+            field = field if rule is None else self.rule_fields.get(rule[0], field)
+            if rule is not None and rule[0] == "said":
+                break
+        return field
 
     def hinted(self, template_names: Collection[str]) -> "Question":
         """With the hints that a template with these names reads as switches of it.
@@ -117,6 +151,15 @@ class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """Whether all other chunks have the usage so far."""
         return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
+    @property
+    def form_field(self) -> str:
+        """The one that says the form of the text, where only one does."""
+        ours, theirs = self.structured_outputs, self.response_format
+        if theirs is not None and theirs.type in FIELD_OF_TYPE:
+            return FIELD_OF_TYPE[theirs.type]
+        guided = next((name for name in GUIDED if getattr(self, name) is not None), FORM)
+        return guided if ours is None else f"{FORM}.{ours.form}"
+
     def answer_format(self, num_logprobs: int | None) -> AnswerFormat:
         """What the answer has beside its text."""
         return AnswerFormat(
@@ -131,7 +174,7 @@ class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
         if self.stream_options is not None and not self.stream:
             raise BodyError("stream_options are for a stream: send stream: true, or leave them out", "stream_options")
         form = _form(self)
-        return self._shared_params() | ({} if form is None else {"structured_outputs": form})
+        return self._shared_params() | ({} if form is None else {FORM: form})
 
 
 class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -170,7 +213,8 @@ class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, k
         switches = template_switches(self.chat_template_kwargs, self.add_generation_prompt, self.continue_final_message)
         hints = hints_of(reasoning_effort=self.reasoning_effort, verbosity=self.verbosity)
         answer_format = self.answer_format(self.top_logprobs)
-        return Question(None, messages, params, answer_format, use.as_dict() if use else None, switches, hints)
+        tools = use.as_dict() if use else None
+        return Question(None, messages, params, answer_format, tools, switches, hints, form_field=self.form_field)
 
     def tool_use(self) -> ToolUse | None:
         """What may be called; None where nothing may."""
@@ -206,7 +250,10 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_on
             why = f"a body may ask for {MAX_PROMPTS} completions, not {len(prompts)} prompts times n, which is {n}"
             raise BodyError(why, "prompt")
         answer_format, special = self.answer_format(self.logprobs), self.add_special_tokens is not False
-        return [Question(prompt, None, dict(params), answer_format, add_special_tokens=special) for prompt in prompts]
+        first = Question(
+            prompts[0], None, params, answer_format, add_special_tokens=special, form_field=self.form_field
+        )
+        return [first._replace(prompt=prompt, params=dict(params)) for prompt in prompts]
 
     def prompts(self) -> list[Prompt]:
         """One or many; raises BodyError where they are not all of a kind."""
@@ -255,6 +302,12 @@ GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choi
 
 FIELDS_BY_TYPE = {"json_schema": ("json_schema",), "structural_tag": ("structures", "triggers")}
 """Of a ``response_format``, beside its type."""
+FIELD_OF_TYPE = {
+    "json_object": "response_format",
+    "json_schema": "response_format.json_schema.schema",
+    "structural_tag": "response_format.structures",
+}
+"""Where a ``response_format`` says the form."""
 
 
 def check_fields(where: str, given: Struct, kind: str, names: Collection[str]) -> None:
@@ -270,7 +323,7 @@ def _form(request: _Request) -> dict[str, Any] | None:
         name: {form: getattr(request, name)} for name, form in GUIDED.items() if getattr(request, name) is not None
     }
     if request.structured_outputs is not None:
-        said["structured_outputs"] = msgspec.to_builtins(request.structured_outputs)
+        said[FORM] = msgspec.to_builtins(request.structured_outputs)
     asked = request.response_format
     if asked is not None:
         check_fields("response_format", asked, asked.type, FIELDS_BY_TYPE.get(asked.type, ()))

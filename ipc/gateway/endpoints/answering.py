@@ -23,7 +23,7 @@ from ipc.gateway.output.tool_formats import TOOL_FORMATS, ToolFormat
 from ipc.gateway.output.tool_grammar import call_rules
 from ipc.openai.answer_bodies import AssistantMessage
 from ipc.openai.chat_tools import FunctionCall, ToolCall, ToolUse
-from ipc.openai.request_bodies import BodyError, Question
+from ipc.openai.request_bodies import FORM, BodyError, Question
 from ipc.wire.completion import Choice
 
 NO_CALL = r"/([^%s\s]|\s+[^%s\s])(?s:.*)|\s*/"
@@ -75,16 +75,36 @@ class Answering:
 
     def question(self, asked: Question) -> Question:
         """With SamplingParams for output that the parser can read; raises BodyError."""
-        return asked._replace(params=self.params(asked.params))
+        try:
+            params = self.params(asked.params)
+        except BodyError as error:
+            of_form = asked.form_error(str(error))
+            if of_form is None:
+                raise
+            raise of_form from error
+        return (
+            asked._replace(params=params) if params.get(FORM) is asked.params.get(FORM) else self._made(asked, params)
+        )
+
+    def _made(self, asked: Question, params: dict[str, Any]) -> Question:
+        """With these params, whose grammar is made of schemas of functions, or of the form, or of both."""
+        use = self._tools and self._tools[1]
+        fields = use.schema_fields if use else []
+        rule_fields = {f"arguments_{number}": field for number, field in enumerate(fields)}
+        whole = fields if len(fields) == 1 else ["tools"] if fields else []
+        if FORM in asked.params and not (use and use.forced):
+            rule_fields["said"] = asked.form_field
+            whole = [*whole, asked.form_field]
+        return asked._replace(params=params, form_field=" and ".join(whole), rule_fields=rule_fields)
 
     def params(self, params: dict[str, Any]) -> dict[str, Any]:
         """SamplingParams for output that the parser can read; raises BodyError."""
         given = dict(params)
         if any(row is not None and row.special for row in (self._tools and self._tools[0], self._thinking)):
             given["skip_special_tokens"] = False
-        asked = given.get("structured_outputs")
+        asked = given.get(FORM)
         rules = self._rules(asked)
-        return given if rules is None else given | {"structured_outputs": {"grammar": self._grammar(rules)}}
+        return given if rules is None else given | {FORM: {"grammar": self._grammar(rules)}}
 
     def _grammar(self, rules: Iterable[str]) -> str:
         """These rules. Raises BodyError as soon as there are too many."""
@@ -93,7 +113,7 @@ class Answering:
             taken.append(rule)
             size += len(rule.encode()) + 1
             if size > MAX_GRAMMAR_BYTES:
-                what = "structured_outputs" if self._tools is None else "tools"
+                what = FORM if self._tools is None else "tools"
                 raise BodyError(f"{what}: their schemas are too large: {MAX_GRAMMAR_BYTES} bytes are taken", what)
         return "\n".join(taken)
 
@@ -162,7 +182,7 @@ def _form(asked: dict[str, Any]) -> str:
     try:
         return form_of(msgspec.convert(asked, StructuredOutputsParams))
     except ValueError as error:
-        raise BodyError(str(error), "structured_outputs") from error
+        raise BodyError(str(error), FORM) from error
 
 
 async def answering_of(

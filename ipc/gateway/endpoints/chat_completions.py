@@ -7,10 +7,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ipc.async_client import AsyncStream
 from ipc.gateway.access.memory_limit import held_by
 from ipc.gateway.answers import encoded, json_answer
-from ipc.gateway.asking import ask, prompt_token_ids, shown_prompt
+from ipc.gateway.asking import Answer, ask, prompt_token_ids, shown_prompt
 from ipc.gateway.bodies import read
 from ipc.gateway.daemons import daemon_for
 from ipc.gateway.disconnect import unless_disconnected
@@ -48,9 +47,9 @@ async def create(request: Request) -> Response:
     return json_answer(msgspec.structs.replace(answer, created=created, timings=timings))
 
 
-async def _events(stream: AsyncStream, chunks: ChatChunks, *, with_usage: bool) -> AsyncGenerator[bytes]:
-    async with stream:
-        async for piece in stream:
+async def _events(stream: Answer, chunks: ChatChunks, *, with_usage: bool) -> AsyncGenerator[bytes]:
+    async with stream as pieces:
+        async for piece in pieces:
             said = chunks.take(piece)
             if piece.usage is not None and with_usage:
                 said.append(chunks.total(piece.usage))

@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from driver.request import Usage
-from ipc.async_client import AsyncClient, AsyncStream
+from ipc.async_client import AsyncClient
 from ipc.gateway.access.memory_limit import held_by
 from ipc.gateway.answers import encoded, json_answer
-from ipc.gateway.asking import ask, prompt_token_ids, shown_prompt, tokenized
+from ipc.gateway.asking import Answer, ask, prompt_token_ids, shown_prompt, tokenized
 from ipc.gateway.bodies import read
 from ipc.gateway.daemons import daemon_for
 from ipc.gateway.disconnect import unless_disconnected
@@ -66,7 +66,7 @@ async def _num_prompt_tokens(client: AsyncClient, questions: list[Question], bod
 
 
 async def _events(
-    streams: list[AsyncStream], chunks: TextChunks, body: CompletionRequest, echoes: list[Echo]
+    streams: list[Answer], chunks: TextChunks, body: CompletionRequest, echoes: list[Echo]
 ) -> AsyncGenerator[bytes]:
     costs = []
     async for number, piece in merged(streams):

@@ -7,11 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from driver.request import Usage
-from ipc.async_client import AsyncClient, AsyncStream
+from ipc.async_client import AsyncClient
 from ipc.errors import OdriverError
 from ipc.gateway.access.memory_limit import HeldMemory, held_by
 from ipc.gateway.answers import json_answer
-from ipc.gateway.asking import ask
+from ipc.gateway.asking import Answer, ask
 from ipc.gateway.bodies import read
 from ipc.gateway.daemons import daemon_for
 from ipc.gateway.disconnect import unless_disconnected
@@ -44,12 +44,12 @@ async def create(request: Request) -> Response:
 
 
 async def _events(
-    stream: AsyncStream, answer: ResponseAnswer, client: AsyncClient, held: HeldMemory | None
+    stream: Answer, answer: ResponseAnswer, client: AsyncClient, held: HeldMemory | None
 ) -> AsyncGenerator[list[Event]]:
     """The events of each piece. A whole answer is ``held``. The first piece may be a refusal."""
     began = False
-    async with stream:
-        async for piece in stream:
+    async with stream as pieces:
+        async for piece in pieces:
             if held is not None:
                 held.add_piece(piece)
             events = [] if began else list(answer.begin())

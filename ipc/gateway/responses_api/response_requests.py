@@ -142,6 +142,7 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
             use.as_dict() if use else None,
             self.chat_template_kwargs,
             hints,
+            form_field="text.format" if form is None or "json" not in form else "text.format.schema",
         )
 
     @property
@@ -165,7 +166,8 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
         """The functions that may be called; None if none may."""
         named = self.tool_choice.name if isinstance(self.tool_choice, NamedFunctionTool) else None
         functions = [Function(tool.name, tool.description, tool.parameters, tool.strict) for tool in self.tools or []]
-        return tool_use(functions, str(self.tool_choice or "auto"), named, self.parallel_tool_calls)
+        use = tool_use(functions, str(self.tool_choice or "auto"), named, self.parallel_tool_calls)
+        return use and use._replace(field="tools[{}].parameters")
 
     def _form(self) -> dict[str, Any] | None:
         form = TextFormat() if self.text is None or self.text.format is None else self.text.format
