@@ -244,7 +244,7 @@ class PrepareInputs:
             kept = max(1, most - (params.max_tokens or 1))
         token_ids = prompt_token_ids(request, self._tokenizer.encode, self._tokenizer, most, kept)
         if not token_ids or request.prompt == "":
-            raise InvalidRequest("the prompt is empty: it must have at least one token")
+            raise InvalidRequest("prompt is empty: it must have at least one token")
         self._check_in_vocabulary("prompt", token_ids)
         return token_ids
 

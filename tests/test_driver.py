@@ -154,7 +154,7 @@ def test_a_stop_string_ends_the_text_before_it_and_frees_the_sequence() -> None:
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": ""}, "prompt is empty"),
         ({"prompt": "x" * 256}, "the prompt has 256 tokens"),
         ({"prompt": [300]}, "prompt[0] must be a token id"),
         ({"params": {"max_token": 1}}, "unknown parameter 'max_token'"),

@@ -371,14 +371,40 @@ def test_a_seed_may_have_64_bits(http: httpx.Client, driver: ScriptedDriver, giv
     assert driver.submitted[0].params.get("seed") == heard
 
 
-def test_what_is_wrong_with_a_message_is_said_of_the_messages(address: str) -> None:
-    """By the driver, and by the name that the request has for them."""
+@pytest.mark.parametrize(
+    ("why", "params"),
+    [
+        ("messages[0] must have role and content", ["messages", "input", "prompt"]),
+        ("prompt is empty: it must have at least one token", ["messages", "input", "prompt"]),
+        ("tools[0] must be of type function", ["tools"] * 3),
+        ("chat_template_kwargs: the chat template of this model has no 'x'", ["chat_template_kwargs"] * 3),
+        ("the chat template of this model refuses these messages", [None] * 3),
+    ],
+)
+def test_what_is_wrong_is_said_of_the_field_of_the_body(address: str, why: str, params: list[str | None]) -> None:
+    """By the driver, and by the name that the request has for it."""
     driver = FakeDriver()
-    driver.refusal = InvalidRequest("messages[0] must have role and content")
+    driver.refusal = InvalidRequest(why)
+    bodies = {CHAT: chat("x"), "/v1/responses": {"input": "x"}, TEXT: {"prompt": "x"}}
     with serving(address, driver), gateway(address) as http:
-        answers = [http.post(CHAT, json=chat("x")), http.post("/v1/responses", json={"input": "x"})]
+        answers = [http.post(path, json=body) for path, body in bodies.items()]
 
-    assert [answer.json()["error"]["param"] for answer in answers] == ["messages", "input"]
+    assert [answer.json()["error"]["param"] for answer in answers] == params
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ('"temperature": 1e400', "temperature"),
+        ('"max_tokens": -1e999', "max_tokens"),
+        ('"stop": ["a", 1e400]', "stop[1]"),
+    ],
+)
+def test_a_number_that_no_type_holds_is_named(http: httpx.Client, fields: str, param: str) -> None:
+    """JSON has no bounds of numbers."""
+    answer = http.post(TEXT, content=f'{{"prompt": "x", {fields}}}')
+
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
 
 
 def test_what_vllms_clients_write_of_its_defaults_is_taken(http: httpx.Client) -> None:

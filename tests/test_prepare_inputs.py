@@ -238,8 +238,8 @@ def test_a_seed_is_drawn_for_who_gives_none(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"prompt": ""}, "the prompt is empty"),
-        ({"prompt": []}, "the prompt is empty"),
+        ({"prompt": ""}, "prompt is empty"),
+        ({"prompt": []}, "prompt is empty"),
         ({}, "exactly one"),
         ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "exactly one"),
         ({"messages": []}, "at least one message"),

@@ -21,6 +21,8 @@ from ipc.wire.escaping import visible
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PROMPTS = {CHAT: "messages", TEXT: "prompt", "/v1/responses": "input"}
 """The field with the prompt, by address."""
+_NAMED = (*SamplingParams.__struct_fields__, "tools", "chat_template_kwargs")
+"""Fields that have the same name at the daemon."""
 STATUS = {
     "invalid_request": 400,
     ContextLengthExceeded.code: 400,
@@ -109,8 +111,8 @@ def _as(body: dict[str, Any] | bytes, kind: type[Body]) -> Body:
             return msgspec.json.decode(body, type=kind)
         return msgspec.convert(body, kind, str_keys=True)
     except msgspec.ValidationError:
-        given = msgspec.json.decode(body) if isinstance(body, bytes) else body
-        with suppress(msgspec.ValidationError):
+        with suppress(msgspec.ValidationError):  # of a number that no type holds as well
+            given = msgspec.json.decode(body) if isinstance(body, bytes) else body
             return msgspec.convert(_without_nulls(given), kind, str_keys=True)
         raise
 
@@ -147,7 +149,7 @@ def param_of(code: str, message: str, url: str | None) -> str | None:
     name = message.partition(" ")[0].partition("[")[0].partition(".")[0].removesuffix(":")
     if name in ("messages", "prompt"):
         return PROMPTS.get(url or "", name)
-    return name if code == InvalidRequest.code and name in SamplingParams.__struct_fields__ else None
+    return name if code == InvalidRequest.code and name in _NAMED else None
 
 
 def error_answer(message: str, status: int, code: str, param: str | None = None) -> ErrorAnswer:
