@@ -11,11 +11,15 @@ CacheControl = dict[str, Any]
 
 
 class TextPart(Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a message's content."""
+    """A part of a message's content. An assistant's refusal is what it said."""
 
-    text: str
-    type: Literal["text"] = "text"
+    text: str | None = None
+    type: Literal["text", "refusal"] = "text"
+    refusal: str | None = None
     cache_control: CacheControl | None = None
+
+    def __post_init__(self) -> None:
+        part_text(self)
 
 
 class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,5 +63,14 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
         return {name: value for name, value in said.items() if value is not None}
 
 
+def part_text(part: Any) -> str:
+    """What a part says, whose type says in which field that is. Raises ValueError."""
+    names = ("refusal", "text") if part.type == "refusal" else ("text", "refusal")
+    text: str | None = getattr(part, names[0])
+    if text is None or getattr(part, names[1]) is not None:
+        raise ValueError(f"a part of type {part.type} needs {names[0]}, and no {names[1]}")
+    return text
+
+
 def _text(content: str | list[TextPart] | None) -> str | None:
-    return "".join(part.text for part in content) if isinstance(content, list) else content
+    return "".join(map(part_text, content)) if isinstance(content, list) else content

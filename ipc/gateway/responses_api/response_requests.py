@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from engine.request_limits import MAX_LOGPROBS, MAX_MESSAGES, MAX_TOOLS
 from ipc.gateway.responses_api.sealed_reasoning import opened
 from ipc.openai.answer_format import AnswerFormat
+from ipc.openai.chat_messages import part_text
 from ipc.openai.chat_tools import Function, FunctionName, ToolUse
 from ipc.openai.request_bodies import BodyError, Question, check_fields, hints_of, tool_use
 from ipc.openai.shared_fields import ReasoningEffort, Sampling, Verbosity
@@ -22,12 +23,16 @@ LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_conte
 
 
 class Part(Struct, frozen=True, forbid_unknown_fields=True):
-    """A text among those of an item."""
+    """A text among those of an item. A refusal is what was said."""
 
-    text: str
-    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text"] = "input_text"
+    text: str | None = None
+    type: Literal["input_text", "output_text", "reasoning_text", "refusal", "summary_text", "text"] = "input_text"
+    refusal: str | None = None
     annotations: Never | None = None
     logprobs: list[Any] | None = None
+
+    def __post_init__(self) -> None:
+        part_text(self)
 
 
 class InputItem(Struct, frozen=True, forbid_unknown_fields=True):
@@ -229,7 +234,7 @@ def _message(where: str, item: InputItem) -> dict[str, Any] | None:
 
 
 def _text(parts: str | list[Part] | None) -> str:
-    return parts if isinstance(parts, str) else "".join(part.text for part in parts or [])
+    return parts if isinstance(parts, str) else "".join(map(part_text, parts or []))
 
 
 def _goes_on(turn: dict[str, Any], message: dict[str, Any]) -> bool:
