@@ -29,7 +29,9 @@ class TextChunks:
         self._head: dict[str, Any] = {"id": f"cmpl-{name}", "model": model, "created": created}
         self._usage = stream_usage
         self._format = answer_format
-        self._prompts = dict(enumerate(prompts))
+        self._prompts = prompts
+        self._begun: set[int] = set()
+        """The samples of which there has been a piece."""
         self._lengths: defaultdict[int, int] = defaultdict(int)
         """By sample, characters of the tokens so far, if there are log-probabilities."""
 
@@ -51,9 +53,10 @@ class TextChunks:
             logprobs=logprobs,
             token_ids=piece.token_ids if self._format.with_token_ids else UNSET,
             prompt_logprobs=piece.prompt_logprobs or UNSET,
-            prompt_token_ids=self._prompts.pop(number, UNSET),
+            prompt_token_ids=UNSET if index in self._begun else self._prompts[number],
             **({} if piece.finish_reason is None else ending(piece.finish_reason, piece)),
         )
+        self._begun.add(index)
         return [self._chunk(choice)]
 
     def total(self, costs: list[Usage]) -> TextCompletion:
