@@ -214,6 +214,14 @@ def test_another_model_is_not_found(http: httpx.Client) -> None:
     assert (shown := http.get("/v1/models/owl")).status_code == 404 and shown.json() == answer.json()
 
 
+@pytest.mark.parametrize("body", [{"prompt": "x"}, chat("x"), {"input": "x"}])
+def test_an_empty_name_is_none(http: httpx.Client, body: dict[str, Any]) -> None:
+    """As some programs send where nothing is set."""
+    path = TEXT if "prompt" in body else CHAT if "messages" in body else "/v1/responses"
+
+    assert http.post(path, json={**body, "model": ""}).json()["model"] == "parrot"
+
+
 def test_a_model_with_several_names_answers_to_each(address: str) -> None:
     """All are listed, with what the model takes for what is left out; a reply has the name that was asked for."""
     own = {"temperature": 0.6, "top_p": 0.9}

@@ -81,6 +81,17 @@ def test_a_refusal_of_another_model_is_what_it_said(http: httpx.Client, driver: 
     assert (driver.submitted[0].messages or [])[0] == {"role": "assistant", "content": "I would rather not."}
 
 
+def test_a_refusal_may_be_a_part(http: httpx.Client, driver: ScriptedDriver) -> None:
+    """Of either API's content."""
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I would rather not."}]}
+    turns = [refused, {"role": "user", "content": "Please."}]
+    for path, field in ((CHAT, "messages"), ("/v1/responses", "input")):
+        assert http.post(path, json={field: turns}).status_code == 200
+
+    heard = [(request.messages or [])[0] for request in driver.submitted]
+    assert heard == [{"role": "assistant", "content": "I would rather not."}] * 2
+
+
 @pytest.mark.parametrize("client", RESPONSES)
 def test_what_responses_clients_send_is_answered(http: httpx.Client, driver: ScriptedDriver, client: str) -> None:
     """A call and its result go back as turns of the conversation."""
@@ -270,6 +281,9 @@ def test_what_is_no_text_is_refused_in_words(http: httpx.Client, path: str, body
         (CHAT, chat("x", echo=True), "echo"),
         (CHAT, chat("x", seed=2**63), "seed"),
         (CHAT, chat("x", truncation_side="right"), "truncation_side"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"text": "a", "refusal": "b"}]}]}, "messages[0].content[0]"),
+        (CHAT, chat("x", tools=[{"type": "function", "function": {"name": "f\n"}}]), "tools[0].function.name"),
         (TEXT, {"prompt": "x", "echo": True, "return_token_ids": True}, "return_token_ids"),
         ("/v1/responses", {"input": "x", "truncation": "middle"}, "truncation"),
         ("/v1/responses", {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
@@ -348,6 +362,27 @@ def test_token_ids_come_with_the_answer_where_wanted(address: str, path: str, st
     if stream:
         *chunks, total = answers
         assert [chunk["usage"]["total_tokens"] for chunk in chunks][-1] == total["usage"]["total_tokens"] == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_sample_of_a_text_has_the_ids_of_its_prompt(address: str, stream: bool) -> None:
+    """Once, as in vLLM."""
+
+    class Sampling(FakeDriver):
+        def submit_request(self, request: Any) -> None:
+            for index in (0, 1) * 2:
+                self.say(request, "x", [7], index=index)
+            for index in (0, 1):
+                end = {"finish_reason": "length", "usage": Usage(2, 4) if index else None}
+                request.channel.put(ReturnSample(request_id=request.request_id, index=index, **end))
+
+    body = {"prompt": ["one three", "five"], "n": 2, "return_token_ids": True, "stream": stream}
+    with serving(address, Sampling()), gateway(address) as http:
+        answer = http.post(TEXT, json=body)
+        choices = [choice for one in (events(answer) if stream else [answer.json()]) for choice in one["choices"]]
+
+    told = sorted((choice["index"], choice["prompt_token_ids"]) for choice in choices if "prompt_token_ids" in choice)
+    assert told == [(0, [3, 5]), (1, [3, 5]), (2, [4]), (3, [4])]
 
 
 def test_a_prompt_without_special_tokens_is_sent_as_ids(address: str) -> None:

@@ -249,9 +249,10 @@ async def _with_adapter(daemons: list[RemoteDaemon], name: str, caller: Caller) 
 
 
 async def daemon_for(request: Request, model: str | None) -> Reached:
-    """The daemon for a request. Raises as ``Daemons.serving``, and for a refused key."""
+    """The daemon for a request; an empty name is none, as in vLLM. Raises as ``Daemons.serving``, and for a refused
+    key."""
     daemons: Daemons = request.app.state.daemons
-    caller = caller_of(request)
+    caller, model = caller_of(request), model or None
     daemon = await daemons.serving(model, caller)
     client = daemon.client_of(caller)
     if client is not daemon.client:

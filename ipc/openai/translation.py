@@ -64,7 +64,7 @@ def question_of(url: str, body: dict[str, Any], models: Sequence[str] | None) ->
         raise BodyError(f"url must be {CHAT} or {TEXT}, not {url!r}")
     request = decoded(body, ChatCompletionRequest) if url == CHAT else decoded(body, CompletionRequest)
     if models is not None:
-        check_model(request.model, models)
+        check_model(request.model or None, models)
     if request.stream:
         raise BodyError("stream must be false, or left out: a batch's answers are whole", "stream")
     if isinstance(request, ChatCompletionRequest):

@@ -21,7 +21,7 @@ from engine.request_limits import MAX_PRIORITY
 from ipc.errors import KeyFileError
 from ipc.wire import owned_files
 
-Z85 = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")]
+Z85 = Annotated[str, Meta(pattern=r"\A[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\Z")]
 """32 bytes as ZeroMQ's RFC 32 writes them."""
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=0)]
 """Requests have 0 unless they name another; one below 0 goes before those of others."""

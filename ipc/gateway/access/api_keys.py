@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the file; None is no limit."""
 
-    api_key: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{16,512}$")]
+    api_key: Annotated[str, Meta(pattern=r"\A[\x21-\x7e]{16,512}\Z")]
     key: str | None = None
     requests_per_minute: Annotated[int, Meta(ge=1)] | None = None
     max_requests: Annotated[int, Meta(ge=1)] | None = None
