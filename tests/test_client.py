@@ -277,7 +277,12 @@ def test_what_cannot_be_encoded_is_an_error_of_the_caller(client: Client) -> Non
         nested = [nested]
     for question, why in (
         ({"temperature": object()}, "no message can hold this: Encoding objects of type object is unsupported"),
-        ({"seed": 2**64}, "a number is too large"),
+        ({"seed": 2**64}, "^seed: a number is too large"),
+        ({"logit_bias": {2**64: 1.0}}, "^logit_bias: a number is too large"),
+        (
+            {"structured_outputs": {"json": {"enum": [-(2**63), 2**70]}}},
+            r"^structured_outputs\.json\.enum\[1\]: a number",
+        ),
         ({"stop": "\ud800"}, "half a surrogate pair at character 0"),
         ({"stop": nested}, "it is nested too deeply: maps and lists may be 64 deep"),
     ):

@@ -123,6 +123,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, tools(FINE, FINE, strict=True) | schema(WRONG), SCHEMA, "Invalid type: text"),
     (CHAT, tools(FINE, FINE, strict=True) | schema(ENDLESS), "tools", f"tools and {SCHEMA}: it cannot be compiled"),
     (TEXT, schema(WRONG), SCHEMA, "Invalid type: text"),
+    (TEXT, schema({"const": 2**70}), SCHEMA, f"{SCHEMA}.const: a number is too large"),
     (TEXT, tags(WRONG), "response_format.structures", "Invalid type: text"),
     (TEXT, {"guided_regex": "(a"}, "guided_regex", "unclosed group"),
     (RESPONSES, {"text": {"format": {**FORMAT, "schema": WRONG}}}, "text.format.schema", "Invalid type: text"),

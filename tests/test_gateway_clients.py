@@ -133,9 +133,10 @@ def test_errors_are_those_of_the_client(client: openai.OpenAI) -> None:
         client.completions.create(model="owl", prompt="x")
     with pytest.raises(openai.BadRequestError, match="tokens"):
         client.completions.create(model="demo", prompt="x " * 1000)
-    with pytest.raises(openai.BadRequestError, match="a number is too large"):
+    with pytest.raises(openai.BadRequestError, match="a number is too large") as large:
         client.completions.create(model="demo", prompt=[2**70])
 
+    assert large.value.param == "prompt"
     assert wrong.value.type == "invalid_request_error" and missing.value.code == "model_not_found"
     assert [model.id for model in client.models.list()] == ["demo"]
 

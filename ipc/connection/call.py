@@ -1,6 +1,8 @@
 """One question to the daemon, and where what comes back goes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+import msgspec
 
 from driver.errors import shortened
 from engine.request_limits import MAX_DEPTH
@@ -107,7 +109,9 @@ def request_frame(message: Generate | SingleQuestion) -> bytes:
     try:
         return encode(message)
     except OverflowError as error:
-        why = "a number is too large: integers are from -2**63 to 2**64 - 1"
+        fields = msgspec.structs.asdict(message)
+        where = next(_too_large(fields | fields.pop("params", {}), ""), "")
+        why = f"{where}: a number is too large; integers are from -2**63 to 2**64 - 1"
         raise RequestFailed("invalid_request", why) from error
     except UnicodeEncodeError as error:
         why = f"a text holds half a surrogate pair at character {error.start}, which is no text"
@@ -117,3 +121,17 @@ def request_frame(message: Generate | SingleQuestion) -> bytes:
         raise RequestFailed("invalid_request", why) from error
     except (TypeError, ValueError) as error:
         raise RequestFailed("invalid_request", f"no message can hold this: {shortened(str(error))}") from error
+
+
+def _too_large(value: object, where: str) -> Iterator[str]:
+    """Where there are integers that msgpack cannot hold, a key of a map among them."""
+    match value:
+        case dict():
+            for name, inner in value.items():
+                yield from _too_large(name, where)
+                yield from _too_large(inner, f"{where}.{name}" if where else str(name))
+        case list():
+            for place, inner in enumerate(value):
+                yield from _too_large(inner, f"{where}[{place}]")
+        case int() if not -(1 << 63) <= value < 1 << 64:
+            yield where

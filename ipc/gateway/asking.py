@@ -63,16 +63,25 @@ class Answer:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self._pieces.close()
-        if isinstance(error, RequestFailed) and (of_form := self._asked.form_error(error.message)) is not None:
-            raise of_form from error
+        _name_form(self._asked, error)
+
+
+def _name_form(asked: Question, error: BaseException | None) -> None:
+    """Raises BodyError for an error about the form of the text."""
+    if isinstance(error, RequestFailed) and (of_form := asked.form_error(error.message)) is not None:
+        raise of_form from error
 
 
 def ask(
     client: AsyncClient, asked: Question, held: HeldMemory | None, *, stream: bool = True, traceparent: str = ""
 ) -> Answer:
     """Send it, as a part of a trace perhaps. Its memory is ``held``, None where one file has all that is asked. Raises
-    Full."""
-    pieces = _send(client, asked, stream=stream, traceparent=traceparent)
+    BodyError, also where there is no room, and RequestFailed for what no message can hold."""
+    try:
+        pieces = _send(client, asked, stream=stream, traceparent=traceparent)
+    except RequestFailed as error:
+        _name_form(asked, error)
+        raise
     if held is not None:
         held.add(pieces.num_bytes)
     return Answer(asked, pieces)
