@@ -3,8 +3,7 @@
 An unknown field is refused by name. A null is the same as no field.
 """
 
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -16,6 +15,7 @@ from engine.structured_outputs import StructuredOutputsParams
 from ipc.openai.answer_format import AnswerFormat
 from ipc.openai.chat_messages import ChatMessage
 from ipc.openai.chat_tools import Function, NamedTool, Tool, ToolChoice, ToolUse
+from ipc.openai.form_fields import FORM, FormFields
 from ipc.openai.shared_fields import ReasoningEffort, Sampling, StreamOptions, Verbosity
 from ipc.openai.structural_tag import MAX_TAGS, TagStructure, tag_grammar
 
@@ -23,13 +23,6 @@ DEFAULT_MAX_TOKENS = 16
 """Of a text's completion, where the body does not say."""
 
 Prompt = str | list[int]
-
-FORM = "structured_outputs"
-"""The parameter of ours in which the form of a text is."""
-_OF_FORM = re.compile(rf"\A{FORM}(?:\.\w+)?")
-_AT = re.compile(r": at (?P<line>\d+)\(\d+\)(?P<why>: .*?)(?:\n *\d+ \| .*)?", re.DOTALL)
-"""A place in a grammar, what is wrong there, and some lines of the grammar."""
-_RULE = re.compile(r"arguments_\d+|said")
 
 
 class BodyError(Exception):
@@ -48,9 +41,8 @@ class Question(NamedTuple):
     """A question for our client: a prompt or messages, SamplingParams, and template options.
 
     ``hints`` are OpenAI's options of how a model is to write, which some chat templates read.
-    Without ``add_special_tokens`` a prompt has no special tokens around it. ``form_field`` is where
-    the body says the form of the text; of a grammar that is made for it, ``rule_fields`` are where
-    the body has what some of its rules are made of.
+    Without ``add_special_tokens`` a prompt has no special tokens around it. ``form_fields`` are
+    those in which the body says the form of the text.
     """
 
     prompt: Prompt | None
@@ -61,30 +53,12 @@ class Question(NamedTuple):
     chat_template_kwargs: dict[str, Any] | None = None
     hints: dict[str, Any] = {}  # noqa: RUF012  # nobody changes it
     add_special_tokens: bool = True
-    form_field: str = FORM
-    rule_fields: Mapping[str, str] = {}
+    form_fields: FormFields = FormFields()
 
     def form_error(self, message: str) -> BodyError | None:
-        """An error about the form, which names it as the body does; None for one about something else."""
-        found = _OF_FORM.match(message)
-        if found is None or self.form_field == FORM:
-            return None if found is None else BodyError(message, FORM)
-        field, why = self.form_field, message[found.end() :]
-        is_theirs = field.endswith("grammar") and not self.rule_fields
-        at = None if is_theirs else _AT.fullmatch(why)
-        if at is not None:  # in a grammar that they have not seen
-            field, why = self._field_at(int(at["line"])), at["why"]
-        return BodyError(f"{field}{why}", field.partition(" ")[0])
-
-    def _field_at(self, line: int) -> str:
-        """Where the body has what a line of the grammar is made of. A rule ``said`` may be many lines."""
-        field = self.form_field
-        for text in self.params[FORM].get("grammar", "").split("\n")[:line]:
-            rule = _RULE.match(text)
-            field = field if rule is None else self.rule_fields.get(rule[0], field)
-            if rule is not None and rule[0] == "said":
-                break
-        return field
+        """A daemon's error about the form, which names it as the body does; None for one about something else."""
+        found = self.form_fields.named(message, self.params.get(FORM, {}).get("grammar", ""))
+        return None if found is None else BodyError(*found)
 
     def hinted(self, template_names: Collection[str]) -> "Question":
         """With the hints that a template with these names reads as switches of it.
@@ -214,7 +188,9 @@ class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, k
         hints = hints_of(reasoning_effort=self.reasoning_effort, verbosity=self.verbosity)
         answer_format = self.answer_format(self.top_logprobs)
         tools = use.as_dict() if use else None
-        return Question(None, messages, params, answer_format, tools, switches, hints, form_field=self.form_field)
+        return Question(
+            None, messages, params, answer_format, tools, switches, hints, form_fields=FormFields(self.form_field)
+        )
 
     def tool_use(self) -> ToolUse | None:
         """What may be called; None where nothing may."""
@@ -251,7 +227,7 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_on
             raise BodyError(why, "prompt")
         answer_format, special = self.answer_format(self.logprobs), self.add_special_tokens is not False
         first = Question(
-            prompts[0], None, params, answer_format, add_special_tokens=special, form_field=self.form_field
+            prompts[0], None, params, answer_format, add_special_tokens=special, form_fields=FormFields(self.form_field)
         )
         return [first._replace(prompt=prompt, params=dict(params)) for prompt in prompts]
 

@@ -23,7 +23,8 @@ from ipc.gateway.output.tool_formats import TOOL_FORMATS, ToolFormat
 from ipc.gateway.output.tool_grammar import call_rules
 from ipc.openai.answer_bodies import AssistantMessage
 from ipc.openai.chat_tools import FunctionCall, ToolCall, ToolUse
-from ipc.openai.request_bodies import FORM, BodyError, Question
+from ipc.openai.form_fields import FORM, FormFields
+from ipc.openai.request_bodies import BodyError, Question
 from ipc.wire.completion import Choice
 
 NO_CALL = r"/([^%s\s]|\s+[^%s\s])(?s:.*)|\s*/"
@@ -90,12 +91,12 @@ class Answering:
         """With these params, whose grammar is made of schemas of functions, or of the form, or of both."""
         use = self._tools and self._tools[1]
         fields = use.schema_fields if use else []
-        rule_fields = {f"arguments_{number}": field for number, field in enumerate(fields)}
+        by_rule = {f"arguments_{number}": field for number, field in enumerate(fields)}
         whole = fields if len(fields) == 1 else ["tools"] if fields else []
         if FORM in asked.params and not (use and use.forced):
-            rule_fields["said"] = asked.form_field
-            whole = [*whole, asked.form_field]
-        return asked._replace(params=params, form_field=" and ".join(whole), rule_fields=rule_fields)
+            by_rule["said"] = asked.form_fields.whole
+            whole = [*whole, asked.form_fields.whole]
+        return asked._replace(params=params, form_fields=FormFields(" and ".join(whole), by_rule))
 
     def params(self, params: dict[str, Any]) -> dict[str, Any]:
         """SamplingParams for output that the parser can read; raises BodyError."""

@@ -14,6 +14,7 @@ from ipc.gateway.responses_api.sealed_reasoning import opened
 from ipc.openai.answer_format import AnswerFormat
 from ipc.openai.chat_messages import part_text
 from ipc.openai.chat_tools import Function, FunctionName, ToolUse
+from ipc.openai.form_fields import FormFields
 from ipc.openai.request_bodies import BodyError, Question, check_fields, hints_of, tool_use
 from ipc.openai.shared_fields import ReasoningEffort, Sampling, Verbosity
 
@@ -147,7 +148,7 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
             use.as_dict() if use else None,
             self.chat_template_kwargs,
             hints,
-            form_field="text.format" if form is None or "json" not in form else "text.format.schema",
+            form_fields=FormFields("text.format" if form is None or "json" not in form else "text.format.schema"),
         )
 
     @property
