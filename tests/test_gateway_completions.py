@@ -12,6 +12,7 @@ import httpx
 import pytest
 from fake_driver import PATIENCE, FakeDriver, serving
 from gateways import CHAT, TEXT, chat, events, gateway
+from msgspec import UNSET
 
 from driver.errors import Draining, Overloaded
 from driver.request import ActiveRequest, Logprob, ReturnSample, Timings, Usage
@@ -382,7 +383,7 @@ def test_an_echo_has_what_is_known_of_all_of_its_prompt() -> None:
     """A prompt that is read in chunks is scored to its end before it is said."""
     answer_format = AnswerFormat(1)
     echo = Echo("xxx xxxxx xxxxxx", "xxx", answer_format, alone=False)
-    chunks = TextChunks("a", "parrot", 0, answer_format, StreamUsage(None, included=False), [])
+    chunks = TextChunks("a", "parrot", 0, answer_format, StreamUsage(None, included=False), [UNSET])
 
     said = [echo.chunks(chunks, Piece("", [], prompt_logprobs=[token]), 0, 0) for token in PROMPT_IN_CHUNKS]
     said.append(echo.chunks(chunks, Piece("aa", [2], logprobs=[{2: Logprob(-0.5, 1, "aa")}]), 0, 0))
