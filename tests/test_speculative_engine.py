@@ -15,6 +15,7 @@ from caching.page_manager import SINK_SLOT
 from engine.build import build
 from engine.config import EngineConfig
 from engine.device_errors import DeviceError
+from engine.live.weight_source import WeightFiles
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence, SequenceOutput
 from engine.step.execution_manager import ExecutionManager
@@ -42,8 +43,19 @@ CASES = {
     "states of Mamba-2, two devices": ("granite_hybrid", {"num_pages": 14, "tensor_parallel_size": 2}),
     "states of Mamba-2, a page each": ("nemotron_h", {"num_pages": 30, "page_size": 4}),
     "XLA's attention": ("llama2", {"num_pages": 14, "attention_backend": "xla"}),
+    "on the host": ("llama2", {"num_pages": 14, "run_ahead": 3, "page_size": 8, "host_cache_gib": 0.01}),
+    "states on the host": ("nemotron_h", {"num_pages": 20, "run_ahead": 2, "page_size": 8, "host_cache_gib": 0.01}),
+    "windows on the host": ("gemma3", {"num_pages": 100, "page_size": 4, "host_cache_gib": 0.01}),
 }
-EXHAUSTIVE = ("experts", "8-bit pages", "states of delta nets, no step ahead", "states of Mamba-2, a page each")
+EXHAUSTIVE = (
+    "experts",
+    "8-bit pages",
+    "states of delta nets, no step ahead",
+    "states of Mamba-2, a page each",
+    "on the host",
+    "states on the host",
+    "windows on the host",
+)
 """What is tried once more in these, thorough runs have in others."""
 
 
@@ -170,7 +182,7 @@ def test_what_earlier_requests_said_is_drafted_for_those_that_share_it(engines):
         accepted.append(after.num_accepted_tokens - before.num_accepted_tokens)
         earlier.append(after.num_earlier_accepted_tokens - before.num_earlier_accepted_tokens)
 
-    assert accepted[1] > 90 and accepted[0] == accepted[2] < 30  # of 174; with steps ahead not all are known in time
+    assert accepted[1] > 90 and max(accepted[0], accepted[2]) < 30  # of 174; with steps ahead not all are known in time
     assert earlier[0] == earlier[2] == 0 and accepted[1] - 30 < earlier[1] <= accepted[1]
 
 
@@ -183,13 +195,13 @@ FEW = {
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=FEW.get(case, pytest.mark.exhaustive)) for case in CASES])
 def test_whatever_others_said_and_whatever_happens_the_tokens_are_the_same(tmp_path, case):
-    """As of requests that share nothing, while the cache is reset or lost, requests end in the midst, are preempted and
-    asked again, and the engine sleeps. And what is forgotten is forgotten."""
+    """As of requests that share nothing, while the cache is reset or lost, the same weights come again, requests end in the
+    midst, are preempted and asked again, and the engine sleeps. And what is forgotten is forgotten."""
     variant, settings = CASES[case]
     layers = {"num_hidden_layers": 1} if variant == "llama2" else {}
     model = build_checkpoint(tmp_path, variant, max_position_embeddings=MAX_MODEL_LEN, **layers)
     engine, happened = build_engine(model, SPECULATION, **settings), Counter()
-    happens = ("reset", "ended", "lost", "ended", "ended")
+    happens = ("reset", "ended", "lost", "updated", "kept", "ended")
 
     def disturb(engine):
         number = happened["step"] = happened["step"] + 1
@@ -200,6 +212,9 @@ def test_whatever_others_said_and_whatever_happens_the_tokens_are_the_same(tmp_p
         elif what == "lost":
             outputs = engine.settle()
             engine.forget_cache()
+        elif what in ("updated", "kept"):
+            staged, outputs = engine.stage_weights(WeightFiles(str(model))), engine.settle()
+            engine.update_weights(staged, keep_cache=what == "kept")
         elif what == "ended" and engine.sequence_ids:
             name = engine.sequence_ids[-1]
             engine.finish(name)
@@ -210,7 +225,7 @@ def test_whatever_others_said_and_whatever_happens_the_tokens_are_the_same(tmp_p
         else:
             return []
         happened[what] += 1
-        assert what == "ended" or engine.stats().earlier_tokens == 0
+        assert what in ("ended", "kept") or engine.stats().earlier_tokens == 0
         return outputs
 
     expected = answers(engine, build_sequences(3, 40, engine.limits.vocab_size, salts=[None]))
@@ -225,7 +240,7 @@ def test_whatever_others_said_and_whatever_happens_the_tokens_are_the_same(tmp_p
 
     stats = engine.stats()
     assert stats.num_earlier_accepted_tokens > 0 and stats.compilations_after_ready == 0
-    assert set(happened) == {"step", "reset", "lost", "ended", "sleep"}
+    assert set(happened) == {"step", "sleep", *happens}
 
 
 def test_rows_with_constraints_are_given_the_same_with_the_tokens_that_these_force(engines):
