@@ -290,6 +290,13 @@ def test_batch_sizes_are_powers_of_four_and_the_most():
     assert batch_sizes(1) == [1]
 
 
+def test_drafts_are_planned_for_as_many_sequences_as_a_step_verifies_them_of():
+    """Of one at least, also where fewer may run than a row with all its drafts has tokens."""
+    assert batch_sizes(64, drafts=4, most_samples=64) == [1, 4]
+    assert batch_sizes(4, drafts=8, most_samples=9) == [1]
+    assert batch_sizes(4, drafts=4) == []
+
+
 def test_without_libtpu_it_says_what_to_install(monkeypatch, capsys):
     """A configuration error, in plain words."""
     found = importlib.util.find_spec

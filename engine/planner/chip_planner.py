@@ -227,7 +227,7 @@ def decode_steps(
     """Decoding steps with the greedy sampler, for each batch size whose pages fit in the pool.
 
     All tokens of a step with ``drafts`` for each sequence sample, of which there are at most
-    ``max_num_seqs``. A draft model reads its weights once for each of them, and once more; a draft
+    ``most_samples``. A draft model reads its weights once for each of them, and once more; a draft
     head once for each, as the step feeds it.
     """
     is_head = fit.draft is not None and fit.draft.partition.model.head is not None
@@ -235,9 +235,9 @@ def decode_steps(
     roofline, read = _roofline(fit, slot), pages_read(fit.kernel, fit.chip, shapes, tokens)
     pages = shapes.groups.pages_of(tokens)
     found = []
-    for sequences in batch_sizes(shapes.max_num_seqs):
+    for sequences in batch_sizes(shapes.max_num_seqs, drafts, shapes.most_samples):
         computed = sequences * (1 + drafts)
-        if computed <= shapes.max_num_seqs and sequences * pages <= shapes.cache.num_usable_pages:
+        if sequences * pages <= shapes.cache.num_usable_pages:
             step = _smallest(programs, FORWARD, computed).traffic(sequences * read, computed)
             sampler = _smallest(programs, GREEDY, computed).traffic(0, computed)
             states = max(0, sequences - BLOCK) * slot  # the compiled loop over blocks is counted as one trip
