@@ -196,3 +196,19 @@ def test_who_waits_for_pages_takes_no_drafts_from_those_who_run(num_waiting):
 
     assert scheduler.num_waiting >= num_waiting - 2
     assert sum(sum(plan.counts[: plan.num_decodes]) - plan.num_decodes for plan in plans) > 200
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_drafts_of_a_row_fill_as_many_pages_as_they_need(page_size):
+    """With small pages a row has as many drafts as with large ones."""
+    pages = HBMPageManager(1 + 64 // page_size)
+    memory = SequenceMemory(pages, CacheGroups(page_size, (None,), 32))
+    scheduler = InferenceScheduler(memory, max_num_seqs=1, max_num_batched_tokens=32, speculation=Speculation(12))
+    scheduler.add(Sequence("a", [1] * 3, SamplingParams(temperature=0), frozenset({0}), 60, 0))
+    samples = []
+    while (plan := scheduler.plan()) is not None:
+        samples += plan.samples
+        scheduler.update(plan, StepResult([[5] * count for count in plan.samples], drafts=[12] * plan.num_rows))
+        scheduler.check_integrity()
+
+    assert samples == [1, 13, 13, 13, 13, 7]

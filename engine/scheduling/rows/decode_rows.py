@@ -45,11 +45,10 @@ class DecodeRows:
             plan.add_decodes(sequences)
             return
         for sequence, count in drafts.items():
-            if sequence.num_computed_tokens + 1 + count > sequence.num_paged_tokens:
-                if pages_suffice and self._memory.grow(sequence):
-                    plan.grown.append(sequence)
-                left = sequence.num_paged_tokens - sequence.num_computed_tokens - 1
-                drafts[sequence] = min(count, left)
+            end = sequence.num_computed_tokens + 1 + count
+            while pages_suffice and end > sequence.num_paged_tokens and self._memory.grow(sequence):
+                plan.grown.append(sequence)
+            drafts[sequence] = count - max(0, end - sequence.num_paged_tokens)
         drafts = {sequence: count for sequence, count in drafts.items() if count}
         rows = [sequence for sequence in sequences if sequence not in drafts] + list(drafts)
         plan.add_decodes(rows, [drafts.get(sequence, 0) for sequence in rows])
