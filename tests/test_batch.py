@@ -25,7 +25,7 @@ from ipc.commands import batch
 from ipc.commands.cli import main
 from ipc.openai.answer_format import AnswerFormat, format_of
 from ipc.openai.logprob_bodies import chat_logprobs, text_logprobs
-from ipc.openai.request_bodies import BodyError, Question
+from ipc.openai.question import BodyError, Question
 from ipc.openai.translation import CHAT, TEXT, body_of, question_of
 from ipc.wire.completion import Choice, Completion
 

@@ -17,7 +17,7 @@ from ipc.gateway.output.output_parser import whole_output
 from ipc.gateway.output.reasoning import REASONING_FORMATS
 from ipc.gateway.output.tool_formats import GEMMA4, HARMONY, HERMES, PYTHONIC, QWEN3_CODER, TOOL_FORMATS, ToolFormat
 from ipc.openai.chat_tools import Function, ToolUse
-from ipc.openai.request_bodies import BodyError
+from ipc.openai.question import BodyError
 
 ROWS = {f"{name}-{place}": row for name, rows in TOOL_FORMATS.items() for place, row in enumerate(rows)}
 MARKS = ["<think>", "</think>", *sorted({token for row in ROWS.values() for token in row.tokens})]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ipc.errors import BatchError
-from ipc.openai.request_bodies import Question
+from ipc.openai.question import Question
 from ipc.openai.translation import question, question_of
 
 OPENAI = {"custom_id", "method", "url", "body"}

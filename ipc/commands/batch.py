@@ -18,7 +18,7 @@ from ipc.batch.batch_output import ID_PREFIX, SUCCESS, BatchOutput
 from ipc.connection.retry import FULL
 from ipc.errors import BatchError, OdriverError, RequestFailed
 from ipc.gateway.asking import ask, shown_prompt, tokenized
-from ipc.openai.request_bodies import BodyError, Question
+from ipc.openai.question import BodyError, Question
 from ipc.openai.translation import STATUS, body_of, error_answer, param_of
 from ipc.process.logs import configure_logging, stderr_console
 from ipc.wire.completion import whole

@@ -13,7 +13,7 @@ from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFaile
 from ipc.gateway.disconnect import Disconnected
 from ipc.gateway.request_id import HUNG_UP, WHY
 from ipc.openai.answer_bodies import ErrorAnswer
-from ipc.openai.request_bodies import BodyError
+from ipc.openai.question import BodyError
 from ipc.openai.translation import STATUS, error_answer, param_of
 
 JSON = "application/json"

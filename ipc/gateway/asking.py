@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 from ipc.async_client import AsyncClient, AsyncStream
 from ipc.errors import RequestFailed
 from ipc.gateway.access.memory_limit import HeldMemory
-from ipc.openai.request_bodies import Question
+from ipc.openai.question import Question
 
 
 async def tokenized(client: AsyncClient, asked: Question) -> Question:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.gateway.access.memory_limit import held_by
 from ipc.gateway.answers import JSON
-from ipc.openai.request_bodies import BodyError
+from ipc.openai.question import BodyError
 from ipc.openai.translation import decoded
 
 Body = TypeVar("Body")

@@ -19,7 +19,7 @@ from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.access.callers import Caller
 from ipc.gateway.access.peer_addresses import peer_of_request
 from ipc.gateway.output.dialect import Dialect, dialect_of
-from ipc.openai.request_bodies import BodyError
+from ipc.openai.question import BodyError
 from ipc.openai.translation import check_model
 from ipc.wire.messages import Welcome
 

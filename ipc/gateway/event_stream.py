@@ -18,7 +18,7 @@ from ipc.gateway.answers import FAULT, encoded, failure
 from ipc.gateway.disconnect import Disconnected, unless_disconnected
 from ipc.gateway.request_id import WHY
 from ipc.openai.answer_bodies import ErrorAnswer
-from ipc.openai.request_bodies import BodyError
+from ipc.openai.question import BodyError
 
 logger = logging.getLogger(__name__)
 

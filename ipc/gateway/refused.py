@@ -4,7 +4,7 @@ from typing import NoReturn
 
 from starlette.requests import Request
 
-from ipc.openai.request_bodies import BodyError
+from ipc.openai.question import BodyError
 
 
 async def refuse_embeddings(request: Request) -> NoReturn:

@@ -14,7 +14,8 @@ from engine.sampling_params import SamplingParams
 from ipc.openai.allowed_values import allowed_values
 from ipc.openai.answer_bodies import ErrorAnswer, ErrorDetail, chat_completion, text_completion
 from ipc.openai.answer_format import format_of
-from ipc.openai.request_bodies import BodyError, ChatCompletionRequest, CompletionRequest, Question
+from ipc.openai.question import BodyError, Question
+from ipc.openai.request_bodies import ChatCompletionRequest, CompletionRequest
 from ipc.wire.completion import Completion
 from ipc.wire.escaping import visible
 

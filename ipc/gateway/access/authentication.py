@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ipc.gateway.access.callers import NOT_KNOWN, Caller, Callers, Unauthorized
 from ipc.gateway.access.memory_limit import Memory
 from ipc.gateway.access.peer_addresses import peer_of
-from ipc.openai.request_bodies import BodyError
+from ipc.openai.question import BodyError
 
 
 class Authentication:

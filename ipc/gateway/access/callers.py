@@ -11,7 +11,7 @@ from typing import Any
 
 from ipc.async_client import AsyncClient, AsyncStream
 from ipc.gateway.access.api_keys import ApiKey, digest, read_api_keys
-from ipc.openai.request_bodies import BodyError
+from ipc.openai.question import BodyError
 
 MINUTE = 60.0
 NOT_KNOWN = "this API key is not known here, or not any more"

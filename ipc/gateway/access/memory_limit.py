@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from starlette.requests import Request
 
 from driver.stages.fair_share import Holder, Holdings
-from ipc.openai.request_bodies import BodyError
+from ipc.openai.question import BodyError
 from ipc.wire.completion import Piece, num_bytes
 
 MAX_BYTES = 256 << 20

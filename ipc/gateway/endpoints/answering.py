@@ -24,7 +24,7 @@ from ipc.gateway.output.tool_grammar import call_rules
 from ipc.openai.answer_bodies import AssistantMessage
 from ipc.openai.chat_tools import FunctionCall, ToolCall, ToolUse
 from ipc.openai.form_fields import FORM, FormFields
-from ipc.openai.request_bodies import BodyError, Question
+from ipc.openai.question import BodyError, Question
 from ipc.wire.completion import Choice
 
 NO_CALL = r"/([^%s\s]|\s+[^%s\s])(?s:.*)|\s*/"

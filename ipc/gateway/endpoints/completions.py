@@ -23,7 +23,8 @@ from ipc.gateway.event_stream import EventStream, event
 from ipc.gateway.request_id import request_id_of, traceparent_of
 from ipc.gateway.streams import gathered, merged
 from ipc.openai.answer_bodies import TextCompletion, text_completion, total, usage
-from ipc.openai.request_bodies import CompletionRequest, Question
+from ipc.openai.question import Question
+from ipc.openai.request_bodies import CompletionRequest
 from ipc.openai.timing_bodies import answer_timings
 
 

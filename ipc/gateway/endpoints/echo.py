@@ -10,7 +10,8 @@ from ipc.gateway.endpoints.text_chunks import TextChunks
 from ipc.openai.answer_bodies import PromptLogprobs, TextChoice, TextCompletion
 from ipc.openai.answer_format import AnswerFormat
 from ipc.openai.logprob_bodies import TextLogprobs, text_length, text_logprobs
-from ipc.openai.request_bodies import BodyError, CompletionRequest, Question
+from ipc.openai.question import BodyError, Question
+from ipc.openai.request_bodies import CompletionRequest
 from ipc.wire.completion import Completion, Piece
 
 

@@ -11,7 +11,8 @@ from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read
 from ipc.gateway.daemons import daemon_for
 from ipc.openai.chat_messages import ChatMessage
-from ipc.openai.request_bodies import BodyError, template_switches
+from ipc.openai.question import BodyError
+from ipc.openai.request_bodies import template_switches
 
 
 class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from ipc.control_client import ControlClient
 from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.daemons import Daemons, RemoteDaemon
-from ipc.openai.request_bodies import BodyError
+from ipc.openai.question import BodyError
 from ipc.openai.translation import check_model
 
 MODEL = "model"

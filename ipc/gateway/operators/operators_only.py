@@ -3,7 +3,7 @@
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ipc.gateway.access.callers import Caller
-from ipc.openai.request_bodies import BodyError
+from ipc.openai.question import BodyError
 
 
 class OperatorsOnly:

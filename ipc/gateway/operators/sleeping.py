@@ -13,7 +13,7 @@ from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read_nothing
 from ipc.gateway.daemons import Daemons
 from ipc.gateway.operators.operator_commands import commanded, parameters
-from ipc.openai.request_bodies import BodyError
+from ipc.openai.question import BodyError
 
 LEVELS: dict[str, Literal[1, 2]] = {"1": 1, "2": 2}
 TAGS: dict[str, Literal["weights", "kv_cache"]] = {"weights": "weights", "kv_cache": "kv_cache"}

@@ -23,7 +23,7 @@ from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read, read_nothing
 from ipc.gateway.daemons import Daemons
 from ipc.gateway.operators.operator_commands import commanded, parameters
-from ipc.openai.request_bodies import BodyError
+from ipc.openai.question import BodyError
 
 MODES: Mapping[str, UpdateMode] = {"abort": "abort", "wait": "wait", "keep": "keep"}
 IDLE_LIMIT = 60.0

@@ -12,7 +12,7 @@ from ipc.gateway.output.lark import SPACED, json_of, literal, one_of, text_rule
 from ipc.gateway.output.schema_types import parameter_kinds
 from ipc.gateway.output.tool_formats import GEMMA4, ToolFormat
 from ipc.openai.chat_tools import Function
-from ipc.openai.request_bodies import BodyError
+from ipc.openai.question import BodyError
 
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 _GEMMA_WORDS = {

@@ -15,7 +15,8 @@ from ipc.openai.answer_format import AnswerFormat
 from ipc.openai.chat_messages import part_text
 from ipc.openai.chat_tools import Function, FunctionName, ToolUse
 from ipc.openai.form_fields import FormFields
-from ipc.openai.request_bodies import BodyError, Question, check_fields, hints_of, tool_use
+from ipc.openai.question import BodyError, Question
+from ipc.openai.request_bodies import check_fields, hints_of, tool_use
 from ipc.openai.shared_fields import ReasoningEffort, Sampling, Verbosity
 
 Never = Annotated[list[Any], Meta(max_length=0)]
