@@ -1,5 +1,6 @@
 """``/openapi.json``: that it is true."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,14 @@ def check(answer: httpx.Response, described: dict[str, Any]) -> None:
     value = answer.json() if answer.headers["content-type"] == "application/json" else answer.text
     Validator.check_schema(schema)
     Validator({**schema, "components": DOCUMENT["components"]}).validate(value)
+
+
+def test_patterns_are_expressions_of_json_schema() -> None:
+    """Which has no anchors but ``^`` and ``$``: Python's others are letters there."""
+    text = json.dumps(DOCUMENT)
+
+    assert '"pattern"' in text
+    assert not [anchor for anchor in (r"\\A", r"\\Z") if anchor in text]
 
 
 def test_every_address_is_described_and_answers_as_described(http: httpx.Client) -> None:

@@ -41,6 +41,8 @@ _RANGES: dict[str, dict[str, Any]] = {
     "prompt_logprobs": {"minimum": 0, "maximum": limits.MAX_LOGPROBS},
 }
 """The ranges that SamplingParams checks, by the kinds of value."""
+_ANCHORS = {r"\A": "^", r"\Z": "$"}
+"""Of a pattern's ends in Python, and in JSON schemas, where Python's are letters."""
 
 
 async def show(request: Request) -> Response:
@@ -125,3 +127,6 @@ def _restrict(described: dict[str, Any], ranges: dict[str, Any]) -> None:
     for one in described.get("anyOf", []):
         if one.get("type") in (("string",) if "maxLength" in ranges else ("integer", "number")):
             one.update(ranges)
+    for one in (described, *described.get("anyOf", [])):
+        for python, json in _ANCHORS.items() if "pattern" in one else ():
+            one["pattern"] = one["pattern"].replace(python, json)
