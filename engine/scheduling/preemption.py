@@ -88,10 +88,9 @@ class Preempter:
 
     def victims(self, sequence: Sequence) -> list[Sequence]:
         """All that yield to this one, one after the other, as long as it has not started."""
-        priority = sequence.params.priority
-        found = [one for one in self._running if one.params.priority - priority >= self._threshold]
+        found = [one for one in self._running if self._yields(one, sequence)]
         if self._fair and not sequence.has_begun:
-            found += self._running.over_their_share(sequence.client, priority, list(found))
+            found += self._running.over_their_share(sequence.client, sequence.params.priority, list(found))
         return found
 
     def victims_of_adapter(self, sequence: Sequence) -> list[Sequence]:
@@ -101,11 +100,12 @@ class Preempter:
         for running in self._running:
             if running.adapter_id:
                 by_slot[running.adapter_slot].append(running)
-        most = sequence.params.priority + self._threshold
-        yielding = [
-            all_of_slot for all_of_slot in by_slot.values() if all(one.params.priority >= most for one in all_of_slot)
-        ]
+        yielding = [of_slot for of_slot in by_slot.values() if all(self._yields(one, sequence) for one in of_slot)]
         return min(yielding, key=len, default=[])
+
+    def _yields(self, running: Sequence, sequence: Sequence) -> bool:
+        """Whether it yields to this one by priority."""
+        return running.params.priority - sequence.params.priority >= self._threshold
 
     def preempt(self, sequence: Sequence, cause: Cause, *, before_all: bool = True) -> None:
         """Take slot and pages from a running sequence that is not in the step being planned.
