@@ -285,16 +285,16 @@ ENTRY %main (p0: bf16[512,512]) -> bf16[512,4096] {
 
 def test_batch_sizes_are_powers_of_four_and_the_most():
     """The largest is what the operator set."""
-    assert batch_sizes(64) == [1, 4, 16, 64]
-    assert batch_sizes(100) == [1, 4, 16, 64, 100]
-    assert batch_sizes(1) == [1]
+    assert batch_sizes(64, drafts=0, most_samples=64) == [1, 4, 16, 64]
+    assert batch_sizes(100, drafts=0, most_samples=100) == [1, 4, 16, 64, 100]
+    assert batch_sizes(1, drafts=0, most_samples=1) == [1]
 
 
 def test_drafts_are_planned_for_as_many_sequences_as_a_step_verifies_them_of():
     """Of one at least, also where fewer may run than a row with all its drafts has tokens."""
     assert batch_sizes(64, drafts=4, most_samples=64) == [1, 4]
     assert batch_sizes(4, drafts=8, most_samples=9) == [1]
-    assert batch_sizes(4, drafts=4) == []
+    assert batch_sizes(4, drafts=4, most_samples=4) == []
 
 
 def test_without_libtpu_it_says_what_to_install(monkeypatch, capsys):

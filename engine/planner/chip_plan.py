@@ -274,9 +274,9 @@ class Roofline:
         return self.partition.devices
 
 
-def batch_sizes(max_num_seqs: int, drafts: int = 0, most_samples: int | None = None) -> list[int]:
+def batch_sizes(max_num_seqs: int, drafts: int, most_samples: int) -> list[int]:
     """Powers of four, and the maximum, as far as a step may sample a token of each sequence and of each of its drafts:
-    ``most_samples`` tokens, by default one of each sequence."""
-    most = (most_samples or max_num_seqs) // (1 + drafts)
+    ``most_samples`` tokens."""
+    most = most_samples // (1 + drafts)
     sizes = {4**power for power in range(10) if 4**power < max_num_seqs} | {max_num_seqs}
     return sorted(size for size in sizes if size <= most)
