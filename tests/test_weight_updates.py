@@ -624,6 +624,47 @@ def test_an_operator_neither_adds_to_anothers_update_nor_ends_it(
     assert [list(source.arrays) for source in sources if isinstance(source, SharedWeights)] == [["a"], ["b"]]
 
 
+def test_all_phases_of_an_update_are_for_the_model_that_its_start_names(tmp_path: Path) -> None:
+    """Others' weights stay as they are: a trainer need not say it again, and a phase that says another is refused, and
+    changes nothing. An update of all has no phase for one."""
+    owl, parrot = FakeDriver(), FakeDriver()
+    addresses = [f"ipc://{tmp_path}/{name}.sock" for name in ("owl", "parrot")]
+    api_keys = tmp_path / "api-keys.toml"
+    api_keys.write_text(FILE)
+    api_keys.chmod(0o600)
+    places: dict[str, Any] = {"dtype_names": ["F32"], "shapes": [[2]], "object_names": ["x"], "offsets": [0]}
+    body = {"update_info": {"names": ["a"], **places}}
+
+    with (
+        serving(addresses[0], owl, model="owl"),
+        serving(addresses[1], parrot),
+        gateway(*addresses, callers=Callers(api_keys)) as http,
+    ):
+
+        def post(path: str, **body: Any) -> tuple[int, str]:
+            answer = http.post(path, headers=OPS, **({"json": body} if "finish" not in path else {}))
+            return answer.status_code, answer.json()["error"]["message"] if answer.is_error else answer.text
+
+        unknown = post("/start_weight_update?model=hen")
+        post("/start_weight_update?model=owl")
+        of_another = [post(f"/{phase}?model=parrot", **body) for phase in ("update_weights", "finish_weight_update")]
+        gathered = [post("/update_weights", **body), post("/update_weights?model=owl", **body)]
+        finished = post("/finish_weight_update")
+        of_owl = len(owl.updates), len(parrot.updates)
+        post("/start_weight_update")
+        of_one = post("/update_weights?model=owl", **body)
+        post("/update_weights", **body)
+        of_all = post("/finish_weight_update")
+
+    named = "model must be that of the start of the update, which is {}, not {}"
+    assert unknown[0] == 404
+    assert of_another == [(400, named.format("'owl'", "'parrot'"))] * 2
+    assert gathered == [(200, "gathered\n")] * 2
+    assert finished == (200, "version 2 of the weights is served\n") and of_owl == (1, 0)
+    assert of_one == (400, named.format("none", "'owl'"))
+    assert of_all[0] == 200 and (len(owl.updates), len(parrot.updates)) == (2, 1)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "body"),

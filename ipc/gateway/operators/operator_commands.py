@@ -22,14 +22,17 @@ Command = Callable[[ControlClient], str]
 
 
 async def commanded(request: Request, command: Command) -> Response:
-    """Have it done at each daemon that is meant; a line of text for each.
+    """Have it done at each daemon that the address means; otherwise as ``ordered``."""
+    return await ordered(request, await meant(request, request.query_params.get(MODEL)), command)
+
+
+async def ordered(request: Request, daemons: list[RemoteDaemon], command: Command) -> Response:
+    """Have it done at each of these; a line of text for each.
 
     Raises OdriverError where one of them refuses or is away; the others have done it.
     """
     caller = caller_of(request)
-    connections = [
-        partial(ControlClient, daemon.address, daemon.timeout, key=caller.key) for daemon in await _meant(request)
-    ]
+    connections = [partial(ControlClient, daemon.address, daemon.timeout, key=caller.key) for daemon in daemons]
     done = await asyncio.gather(
         *(_in_thread(partial(_do, one, command)) for one in connections), return_exceptions=True
     )
@@ -49,9 +52,9 @@ def parameters(request: Request, *names: str) -> dict[str, str]:
     return given
 
 
-async def _meant(request: Request) -> list[RemoteDaemon]:
+async def meant(request: Request, model: str | None) -> list[RemoteDaemon]:
+    """The daemons that serve this model, or all. Raises BodyError where none does, and ConnectFailed."""
     daemons: Daemons = request.app.state.daemons
-    model = request.query_params.get(MODEL)
     if model is None:
         return list(daemons)
     reached = await daemons.reach()

@@ -22,7 +22,7 @@ from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read, read_nothing
 from ipc.gateway.daemons import Daemons
-from ipc.gateway.operators.operator_commands import commanded, parameters
+from ipc.gateway.operators.operator_commands import MODEL, commanded, meant, ordered, parameters
 from ipc.openai.question import BodyError
 
 MODES: Mapping[str, UpdateMode] = {"abort": "abort", "wait": "wait", "keep": "keep"}
@@ -67,32 +67,35 @@ class UpdateWeightsBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Gathered:
-    """The tensors of an update that has been started, of this gateway."""
+    """The tensors of an update that has been started, of this gateway, and the ``model`` that it is for: None for all."""
 
     def __init__(self) -> None:
+        self.model: str | None = None
         self._tensors: dict[str, SharedArray] | None = None
         """None while none is started."""
         self._by = ""
         self._last = 0.0
 
-    def start(self, by: str) -> bool:
+    @property
+    def is_started(self) -> bool:
+        """Whether there is one."""
+        return self._tensors is not None
+
+    def start(self, by: str, model: str | None) -> bool:
         """Begin anew, by this operator; whether tensors are dropped. Raises BodyError while another
         one's goes on."""
         is_left = bool(self._tensors)
-        self.is_started(by)
-        self._tensors, self._by, self._last = {}, by, time.monotonic()
+        self._take_turn(by)
+        self._tensors, self.model, self._by, self._last = {}, model, by, time.monotonic()
         return is_left
 
-    def is_started(self, by: str) -> bool:
-        """Whether this operator has started one. Raises BodyError while another one's goes on: who
-        adds to it or ends it would have weights served that belong to two."""
-        if self._tensors is not None and by != self._by:
-            if time.monotonic() - self._last < IDLE_LIMIT:
-                raise BodyError(
-                    "another operator has started an update: it is to finish it", status=409, code="conflict"
-                )
-            self._tensors = None
-        return self._tensors is not None
+    def go_on(self, by: str, model: str | None) -> None:
+        """A phase after the start, by this operator; what another one has left is dropped. Raises BodyError while
+        another one's goes on, and for another model than that of the start."""
+        self._take_turn(by)
+        if self.is_started and model not in (None, self.model):
+            named = "none" if self.model is None else repr(self.model)
+            raise BodyError(f"{MODEL} must be that of the start of the update, which is {named}, not {model!r}", MODEL)
 
     def add(self, tensors: dict[str, SharedArray]) -> None:
         """More of it."""
@@ -100,13 +103,21 @@ class Gathered:
         self._tensors |= tensors
         self._last = time.monotonic()
 
-    def take(self, by: str) -> dict[str, SharedArray]:
-        """All of it, which ends it. Raises BodyError if this operator has none."""
-        tensors = self._tensors if self.is_started(by) else None
-        self._tensors = None
+    def take(self) -> dict[str, SharedArray]:
+        """All of it, which ends it. Raises BodyError if there is none."""
+        tensors, self._tensors = self._tensors, None
         if not tensors:
             raise BodyError("no update has been started, or it has no weights", status=409, code="conflict")
         return tensors
+
+    def _take_turn(self, by: str) -> None:
+        """Drop what another operator has left. Raises BodyError while that one's goes on: who adds to it or ends it
+        would have weights served that belong to two."""
+        if self._tensors is None or by == self._by:
+            return
+        if time.monotonic() - self._last < IDLE_LIMIT:
+            raise BodyError("another operator has started an update: it is to finish it", status=409, code="conflict")
+        self._tensors = None
 
 
 async def pause(request: Request) -> Response:
@@ -148,41 +159,45 @@ async def init_weight_transfer_engine(request: Request) -> Response:
 
 
 async def start_weight_update(request: Request) -> Response:
-    """Gather what comes until ``/finish_weight_update``."""
-    parameters(request)
+    """Gather what comes until ``/finish_weight_update``, for the model that this names."""
+    model = parameters(request).get(MODEL)
     body = await read(request, StartWeightUpdate)
     if not body.is_checkpoint_format:
         raise BodyError(
             "is_checkpoint_format must be true: tensors have their names in a checkpoint", "is_checkpoint_format"
         )
-    is_left = _gathered(request).start(caller_of(request).name)
+    await meant(request, model)
+    is_left = _gathered(request).start(caller_of(request).name, model)
     return _message(f"Weight update started{', and what an earlier one had sent is dropped' if is_left else ''}")
 
 
 async def update_weights(request: Request) -> Response:
     """Write these weights, or gather them."""
-    parameters(request)
+    model = parameters(request).get(MODEL)
     info = (await read(request, UpdateWeightsBody)).update_info
     gathered = _gathered(request)
-    is_started = gathered.is_started(caller_of(request).name)
+    gathered.go_on(caller_of(request).name, model)
     if info.path is not UNSET:
-        if is_started or info.names:
+        if gathered.is_started or info.names:
             raise BodyError("a path has all weights: name no tensors, and start no update", "update_info")
         path = info.path
         return await commanded(request, lambda control: _version(control.update_weights(path)))
     tensors = _tensors(info)
-    if not is_started:
+    if not gathered.is_started:
         return await commanded(request, lambda control: _version(control.update_shared(tensors)))
     gathered.add(tensors)
     return PlainTextResponse("gathered\n")
 
 
 async def finish_weight_update(request: Request) -> Response:
-    """Write what has been gathered."""
+    """Write what has been gathered, for the model that its start named."""
     await read_nothing(request)
-    parameters(request)
-    tensors = _gathered(request).take(caller_of(request).name)
-    return await commanded(request, lambda control: _version(control.update_shared(tensors)))
+    model, gathered = parameters(request).get(MODEL), _gathered(request)
+    gathered.go_on(caller_of(request).name, model)
+    tensors = gathered.take()
+    return await ordered(
+        request, await meant(request, gathered.model), lambda control: _version(control.update_shared(tensors))
+    )
 
 
 def _gathered(request: Request) -> Gathered:
