@@ -394,7 +394,9 @@ def test_their_parameters_become_ours(body: dict[str, Any], params: dict[str, An
 
     asked = question_of(CHAT, {"messages": messages, **body}, ["parrot"])
 
-    assert asked == Question(None, messages, params, format_of(params), form_fields=asked.form_fields)
+    assert asked._replace(names={}) == Question(
+        None, messages, params, format_of(params), form_fields=asked.form_fields
+    )
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ async def shown_prompt(client: AsyncClient, asked: Question) -> list[int] | Unse
 
 class Answer:
     """The pieces of an answer, for the time of an ``async with`` statement, whose end aborts the rest of it. An error
-    of the daemon about the form of the text becomes a BodyError."""
+    of the daemon is raised as ``Question.naming`` has it."""
 
     def __init__(self, asked: Question, pieces: AsyncStream) -> None:
         self._asked = asked
@@ -63,13 +63,9 @@ class Answer:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self._pieces.close()
-        _name_form(self._asked, error)
-
-
-def _name_form(asked: Question, error: BaseException | None) -> None:
-    """Raises BodyError for an error about the form of the text."""
-    if isinstance(error, RequestFailed) and (of_form := asked.form_error(error.message)) is not None:
-        raise of_form from error
+        if isinstance(error, RequestFailed):
+            with self._asked.naming():
+                raise error
 
 
 def ask(
@@ -77,11 +73,8 @@ def ask(
 ) -> Answer:
     """Send it, as a part of a trace perhaps. Its memory is ``held``, None where one file has all that is asked. Raises
     BodyError, also where there is no room, and RequestFailed for what no message can hold."""
-    try:
+    with asked.naming():
         pieces = _send(client, asked, stream=stream, traceparent=traceparent)
-    except RequestFailed as error:
-        _name_form(asked, error)
-        raise
     if held is not None:
         held.add(pieces.num_bytes)
     return Answer(asked, pieces)

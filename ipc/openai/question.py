@@ -1,10 +1,13 @@
 """What a body asks of the daemon, and why one is refused."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from driver.errors import shortened
+from ipc.errors import RequestFailed
 from ipc.openai.answer_format import AnswerFormat
+from ipc.openai.field_names import naming
 from ipc.openai.form_fields import FORM, FormFields
 
 Prompt = str | list[int]
@@ -27,7 +30,8 @@ class Question(NamedTuple):
 
     ``hints`` are OpenAI's options of how a model is to write, which some chat templates read.
     Without ``add_special_tokens`` a prompt has no special tokens around it. ``form_fields`` are
-    those in which the body says the form of the text.
+    those in which the body says the form of the text, and ``names`` those of its fields that have
+    another at the daemon, by that.
     """
 
     prompt: Prompt | None
@@ -39,11 +43,20 @@ class Question(NamedTuple):
     hints: dict[str, Any] = {}  # noqa: RUF012  # nobody changes it
     add_special_tokens: bool = True
     form_fields: FormFields = FormFields()
+    names: Mapping[str, str] = {}
 
-    def form_error(self, message: str) -> BodyError | None:
-        """A daemon's error about the form, which names it as the body does; None for one about something else."""
-        found = self.form_fields.named(message, self.params.get(FORM, {}).get("grammar", ""))
-        return None if found is None else BodyError(*found)
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Errors that come within name fields as the body does: raises BodyError for one about the form, whoever finds
+        it."""
+        try:
+            with naming(self.names):
+                yield
+        except (BodyError, RequestFailed) as error:
+            of_form = self.form_fields.named(str(error), self.params.get(FORM, {}).get("grammar", ""))
+            if of_form is None:
+                raise
+            raise BodyError(*of_form) from error
 
     def hinted(self, template_names: Collection[str]) -> "Question":
         """With the hints that a template with these names reads as switches of it.

@@ -75,15 +75,6 @@ class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """Whether all other chunks have the usage so far."""
         return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
-    @property
-    def form_field(self) -> str:
-        """The one that says the form of the text, where only one does."""
-        ours, theirs = self.structured_outputs, self.response_format
-        if theirs is not None and theirs.type in FIELD_OF_TYPE:
-            return FIELD_OF_TYPE[theirs.type]
-        guided = next((name for name in GUIDED if getattr(self, name) is not None), FORM)
-        return guided if ours is None else f"{FORM}.{ours.form}"
-
     def answer_format(self, num_logprobs: int | None) -> AnswerFormat:
         """What the answer has beside its text."""
         return AnswerFormat(
@@ -93,12 +84,12 @@ class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
             tokens_as_ids=bool(self.return_tokens_as_token_ids),
         )
 
-    def _params(self) -> dict[str, Any]:
-        """SamplingParams but for ``logprobs`` and the kind's defaults; raises BodyError."""
+    def _params(self) -> tuple[dict[str, Any], FormFields]:
+        """SamplingParams but for ``logprobs`` and the kind's defaults, and where the form is; raises BodyError."""
         if self.stream_options is not None and not self.stream:
             raise BodyError("stream_options are for a stream: send stream: true, or leave them out", "stream_options")
-        form = _form(self)
-        return self._shared_params() | ({} if form is None else {FORM: form})
+        form, field = _form(self)
+        return self._shared_params() | ({} if form is None else {FORM: form}), FormFields(field)
 
 
 class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -122,7 +113,7 @@ class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, k
 
     def question(self) -> Question:
         """What to ask our client; raises BodyError."""
-        params = self._params()
+        params, form_fields = self._params()
         most = self.max_completion_tokens
         if most is not None and params.setdefault("max_tokens", most) != most:
             raise BodyError("max_tokens and max_completion_tokens differ: leave one of them out", "max_tokens")
@@ -138,8 +129,9 @@ class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, k
         hints = hints_of(reasoning_effort=self.reasoning_effort, verbosity=self.verbosity)
         answer_format = self.answer_format(self.top_logprobs)
         tools = use.as_dict() if use else None
+        names = {} if self.max_tokens is not None else {"max_tokens": "max_completion_tokens"}
         return Question(
-            None, messages, params, answer_format, tools, switches, hints, form_fields=FormFields(self.form_field)
+            None, messages, params, answer_format, tools, switches, hints, form_fields=form_fields, names=names
         )
 
     def tool_use(self) -> ToolUse | None:
@@ -168,7 +160,8 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_on
             raise BodyError("suffix is not supported", "suffix")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise BodyError("best_of must be n, or left out: samples are not chosen among here", "best_of")
-        params = {"max_tokens": DEFAULT_MAX_TOKENS} | self._params()
+        given, form_fields = self._params()
+        params = {"max_tokens": DEFAULT_MAX_TOKENS} | given
         if self.logprobs is not None:
             params["logprobs"] = self.logprobs
         prompts, n = self.prompts(), self.n or 1
@@ -176,9 +169,7 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_on
             why = f"a body may ask for {MAX_PROMPTS} completions, not {len(prompts)} prompts times n, which is {n}"
             raise BodyError(why, "prompt")
         answer_format, special = self.answer_format(self.logprobs), self.add_special_tokens is not False
-        first = Question(
-            prompts[0], None, params, answer_format, add_special_tokens=special, form_fields=FormFields(self.form_field)
-        )
+        first = Question(prompts[0], None, params, answer_format, add_special_tokens=special, form_fields=form_fields)
         return [first._replace(prompt=prompt, params=dict(params)) for prompt in prompts]
 
     def prompts(self) -> list[Prompt]:
@@ -243,21 +234,23 @@ def check_fields(where: str, given: Struct, kind: str, names: Collection[str]) -
             raise BodyError(f"{where}.{name} must be left out where {where}.type is {kind}", f"{where}.{name}")
 
 
-def _form(request: _Request) -> dict[str, Any] | None:
-    """The form of the text, from any one of the fields that can set it."""
-    said: dict[str, Any] = {
-        name: {form: getattr(request, name)} for name, form in GUIDED.items() if getattr(request, name) is not None
+def _form(request: _Request) -> tuple[dict[str, Any] | None, str]:
+    """The form of the text, from any one of the fields that can set it, and that field, or the one in it."""
+    said: dict[str, tuple[dict[str, Any], str]] = {
+        name: ({form: getattr(request, name)}, name)
+        for name, form in GUIDED.items()
+        if getattr(request, name) is not None
     }
-    if request.structured_outputs is not None:
-        said[FORM] = msgspec.to_builtins(request.structured_outputs)
-    asked = request.response_format
-    if asked is not None:
-        check_fields("response_format", asked, asked.type, FIELDS_BY_TYPE.get(asked.type, ()))
-    if asked is not None and asked.type != "text":
-        said["response_format"] = _json_form(asked)
+    ours, theirs = request.structured_outputs, request.response_format
+    if ours is not None:
+        said[FORM] = msgspec.to_builtins(ours), f"{FORM}.{ours.form}"
+    if theirs is not None:
+        check_fields("response_format", theirs, theirs.type, FIELDS_BY_TYPE.get(theirs.type, ()))
+    if theirs is not None and theirs.type != "text":
+        said["response_format"] = _json_form(theirs), FIELD_OF_TYPE[theirs.type]
     if len(said) > 1:
         raise BodyError(f"{' and '.join(said)} each say the form of the text: leave all but one out", next(iter(said)))
-    return next(iter(said.values()), None)
+    return next(iter(said.values()), (None, FORM))
 
 
 def _json_form(asked: ResponseFormat) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from ipc.wire.escaping import visible
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PROMPTS = {CHAT: "messages", TEXT: "prompt", "/v1/responses": "input"}
 """The field with the prompt, by address."""
-_NAMED = (*SamplingParams.__struct_fields__, "tools", "chat_template_kwargs")
-"""Fields that have the same name at the daemon."""
+_NAMED = (*SamplingParams.__struct_fields__, "tools", "chat_template_kwargs", "tokens")
+"""Fields with which an error about them begins."""
 STATUS = {
     "invalid_request": 400,
     ContextLengthExceeded.code: 400,
@@ -148,7 +148,7 @@ def param_of(code: str, message: str, url: str | None) -> str | None:
     if code == NotFound.code:
         return "model"
     name = message.partition(" ")[0].partition("[")[0].partition(".")[0].removesuffix(":")
-    if name in ("messages", "prompt"):
+    if name in PROMPTS.values():
         return PROMPTS.get(url or "", name)
     return name if code == InvalidRequest.code and name in _NAMED else None
 

@@ -76,13 +76,8 @@ class Answering:
 
     def question(self, asked: Question) -> Question:
         """With SamplingParams for output that the parser can read; raises BodyError."""
-        try:
+        with asked.naming():
             params = self.params(asked.params)
-        except BodyError as error:
-            of_form = asked.form_error(str(error))
-            if of_form is None:
-                raise
-            raise of_form from error
         return (
             asked._replace(params=params) if params.get(FORM) is asked.params.get(FORM) else self._made(asked, params)
         )

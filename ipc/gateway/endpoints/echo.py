@@ -105,6 +105,7 @@ async def echoed(client: AsyncClient, asked: Question, body: CompletionRequest) 
     first = None
     if body.logprobs is not None:
         params["prompt_logprobs"] = body.logprobs
+        asked = asked._replace(names={"prompt_logprobs": "logprobs"})
         if isinstance(prompt, str):
             token_ids = await client.tokenize(prompt)
             first = await _first(client, token_ids)

@@ -11,6 +11,7 @@ from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read
 from ipc.gateway.daemons import daemon_for
 from ipc.openai.chat_messages import ChatMessage
+from ipc.openai.field_names import naming
 from ipc.openai.question import BodyError
 from ipc.openai.request_bodies import template_switches
 
@@ -85,7 +86,8 @@ async def detokenize(request: Request) -> Response:
     """The text of token ids."""
     body = await read(request, DetokenizeRequest)
     client = (await daemon_for(request, body.model)).client
-    return json_answer(Text(await client.detokenize(body.tokens)))
+    with naming({"token_ids": "tokens"}):
+        return json_answer(Text(await client.detokenize(body.tokens)))
 
 
 async def info(request: Request) -> Response:

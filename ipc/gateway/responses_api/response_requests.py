@@ -150,6 +150,7 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
             self.chat_template_kwargs,
             hints,
             form_fields=FormFields("text.format" if form is None or "json" not in form else "text.format.schema"),
+            names={"max_tokens": "max_output_tokens", "messages": "input"},
         )
 
     @property
