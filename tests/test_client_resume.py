@@ -16,6 +16,7 @@ from driver import request as driver_request
 from driver.errors import DriverStopped, Overloaded
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
+from engine.adapters.adapter import Adapter
 from engine.request_limits import MAX_MESSAGE_BYTES, MAX_VALUES
 from engine.scheduling.sequence import SequenceOutput
 from ipc.async_client import AsyncClient
@@ -201,6 +202,42 @@ def test_only_what_was_cut_off_is_pressed_on_a_daemon_that_has_too_much_to_do(cl
         second.finish(second.take())
 
         assert list(stream)[-1].finish_reason == "stop"
+
+
+def test_what_was_cut_off_waits_for_its_adapter_to_be_loaded_again(
+    client: Client, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A daemon that is started again has none that an operator had loaded; a new request for it is refused."""
+    adapter = Adapter(1, "sales", 8, ())
+    with serving(address, first := FakeDriver(), enable_lora=True):
+        first.adapters.put("sales", adapter, "sales", pin=False)
+        stream = client.generate([1], model="sales")
+        first.say(first.take(), "cut", [1])
+        assert next(stream).text == "cut"
+    with serving(address, second := FakeDriver(), enable_lora=True):
+        while not second.submitted:
+            pass
+        with pytest.raises(RequestFailed, match="no model or adapter 'sales'"):
+            client.complete("x", model="sales")
+        second.adapters.put("sales", adapter, "sales", pin=False)
+        second.finish(request := second.take())
+
+        assert list(stream)[-1].finish_reason == "stop"
+    assert (request.model, request.resume_token_ids) == ("sales", [[1]])
+    assert "no model or adapter 'sales' is served here: there is parrot: 1 requests wait up to" in caplog.text
+
+
+def test_the_error_of_what_waited_in_vain_for_its_adapter_says_so(address: str) -> None:
+    """With how long it waited."""
+    with serving(address, first := FakeDriver(), enable_lora=True):
+        first.adapters.put("sales", Adapter(1, "sales", 8, ()), "sales", pin=False)
+        client = Client(address, resume=True, resume_timeout=0.3)
+        stream = client.generate([1], model="sales")
+        first.take()
+
+    words = r"no model or adapter 'sales' .*; within 0\.3 s it could not be resumed"
+    with serving(address, FakeDriver(), enable_lora=True), client, pytest.raises(ConnectionLost, match=words):
+        next(stream)
 
 
 def test_a_daemon_without_room_for_a_connection_is_tried_again(

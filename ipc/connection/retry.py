@@ -28,6 +28,8 @@ GOING = ("stopped", "draining", "asleep")
 """Codes of a daemon that ends or pauses; it or its successor will serve again."""
 FULL = ("overloaded", "quota_exceeded")
 """Codes of a full daemon: the caller repeats a new request, we repeat an accepted one."""
+NOT_LOADED = "not_found"
+"""Code of a daemon that came back without the adapter of an accepted request: its operator may load it again."""
 MAX_LOSSES, MAX_FAULTS = 3, 2
 """How often in a row, without a new token between, a daemon goes away with the request, or ends it
 by a fault of its own, until it is given up: it may be the request that does it, and does it to
@@ -86,7 +88,7 @@ class Resumption:
         """Whether to retry after this error: it is no answer yet, nor caused by the request."""
         if not isinstance(error, RequestFailed):
             return self._losses + 1 < MAX_LOSSES
-        if error.code in FULL:
+        if error.code in (*FULL, NOT_LOADED):
             return self._interrupted_at is not None
         return error.code in GOING or (error.code == "internal" and self._faults + 1 < MAX_FAULTS)
 
