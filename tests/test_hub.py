@@ -11,6 +11,7 @@ import pytest
 from checkpoints import build_checkpoint
 from fake_hub import COMMIT, FakeHub, fake_hub
 from huggingface_hub.utils._xet_progress_reporting import XetDownloadProgressReporter
+from mtp_checkpoints import SPECULATION, build_predicting
 from tokenizer_files import build_byte_level, write_tokenizer
 
 from engine.config import EngineConfig
@@ -156,6 +157,28 @@ def test_a_model_that_cannot_be_served_is_refused_before_its_weights_come(hub: F
         shutil.rmtree(huggingface_hub.constants.HF_HUB_CACHE)
 
     assert not any(name.endswith(".safetensors") for name in hub.names("GET"))
+
+
+def test_drafts_by_a_layer_that_it_has_not_are_refused_before_its_weights_come(hub: FakeHub, tmp_path: Path) -> None:
+    """By the config.json, and by the index where the layer was left out of the files."""
+    with pytest.raises(ConfigurationError, match="this model has none"):
+        fetch(speculative_config=SPECULATION)
+    hub.repositories["acme/glm"] = build_predicting(tmp_path / "glm", "mtp of GLM")
+    write_tokenizer(tmp_path / "glm", build_byte_level())
+    whole = fetch(model="acme/glm", speculative_config=SPECULATION).directory
+    config = json.loads((tmp_path / "glm" / "config.json").read_text())
+    build_checkpoint(tmp_path / "cut", "glm4_moe", files=2, **config)
+    write_tokenizer(tmp_path / "cut", build_byte_level())
+    hub.repositories["acme/cut"] = tmp_path / "cut"
+    with pytest.raises(ConfigurationError, match=r"its weights have no model\.layers\.2\.\*, that layer"):
+        fetch(model="acme/cut", speculative_config=SPECULATION)
+    assert [name for name in hub.names("GET") if name.endswith(".safetensors")] == ["model.safetensors"]
+    hub.repositories["acme/both"] = shutil.copytree(tmp_path / "cut", tmp_path / "both")
+    shutil.copy(whole / "model.safetensors", tmp_path / "both")  # which the index is not of
+
+    both = fetch(model="acme/both", speculative_config=SPECULATION).directory
+
+    assert weight_files(both) == [both / "model.safetensors"]
 
 
 def test_what_else_is_wrong_is_said_before_its_weights_come(hub: FakeHub, tmp_path: Path) -> None:

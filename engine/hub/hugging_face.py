@@ -41,8 +41,9 @@ def download_small(repository: str, revision: str | None, patterns: tuple[str, .
         return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns)))
 
 
-def download_weights(repository: str, directory: Path, report: Report) -> None:
-    """Complete a snapshot. Raises as ``download_small``, and first if the disk has no room."""
+def download_weights(repository: str, directory: Path, report: Report, check_index: Callable[[], None]) -> None:
+    """Complete a snapshot. Raises as ``download_small``, and first if the disk has no room, or if ``check_index``
+    refuses the tensors that the snapshot's index names, which is called where that is of the files that come."""
     if (directory / TENSORSTORE_INDEX).is_file():
         wanted = [ARRAYS]
     elif all((directory / name).is_file() for name in weight_names(directory)):
@@ -56,6 +57,8 @@ def download_weights(repository: str, directory: Path, report: Report) -> None:
         files = [file for file in files if file.filename == SINGLE_FILE] or files
         if not files:
             raise ConfigurationError(_without_weights(repository, HfApi().list_repo_files(repository, revision=commit)))
+        if files[0].filename != SINGLE_FILE:
+            check_index()
         missing = [file for file in files if file.will_download]
         total = sum(file.file_size or 0 for file in missing)
         if total > (free := disk_usage(directory).free):

@@ -18,7 +18,7 @@ from engine.progress import Progress
 from engine.speculation.speculative_config import EAGLE3, MTP, SpeculativeConfig
 
 Report = Callable[[Progress], None]
-HEADS = {EAGLE3: check_head, MTP: check_assistant}
+HEADS: dict[str, Callable[[Path], None]] = {EAGLE3: check_head, MTP: check_assistant}
 """By method, what refuses a directory that has no such drafter."""
 
 
@@ -70,23 +70,29 @@ def with_draft_directory(config: EngineConfig, patterns: tuple[str, ...] = SMALL
     return replace(config, speculative_config=json.encode(given).decode(), draft_weights_url=weights_url)
 
 
-def _download_weights(name: str, directory: Path, report: Report, check: Callable[[Path], None]) -> None:
-    """Of a repository whose small files are in this directory, unless ``check`` refuses these."""
+def _download_weights(name: str, directory: Path, report: Report, check: Callable[[Path], str | None]) -> None:
+    """Of a repository whose small files are in this directory, unless ``check`` refuses these. It may return the prefix
+    of tensors that there must be."""
     from engine.hub.hugging_face import download_weights
+    from engine.models.heads.mtp_layer import check_stored
 
-    check(directory)
-    download_weights(name, directory, report)
+    prefix = check(directory)
+    download_weights(name, directory, report, lambda: check_stored(directory, prefix or ""))
 
 
-def _check_model(directory: Path, speculation: SpeculativeConfig | None = None) -> None:
-    """Raises ConfigurationError if the model cannot be served, or not with these drafts."""
+def _check_model(directory: Path, speculation: SpeculativeConfig | None = None) -> str | None:
+    """The prefix of the layer of the checkpoint that drafts, if one does. Raises ConfigurationError if the model cannot be
+    served, or not with these drafts."""
+    from engine.models.head_specs import MTPHeadSpec
     from engine.models.heads.read_mtp import read_mtp
     from engine.models.model_config import read_config_file
 
     model = read_config_file(directory / "config.json")
     if speculation is not None and speculation.method == MTP:
         name = speculation.model
-        read_mtp(None if name is None else directory_of(name), model, str(name))
+        head = read_mtp(None if name is None else directory_of(name), model, str(name)).head
+        return head.prefix if isinstance(head, MTPHeadSpec) else None
+    return None
 
 
 def small_files(
