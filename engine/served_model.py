@@ -26,6 +26,7 @@ from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import Role
 from engine.models.weights.published.compressed_tensors import int8_inputs
+from engine.models.weights.published.stored import UNQUANTISED
 from engine.models.weights.sources.opening import check_weights, open_weights
 from engine.models.weights.store import AnyDecoder, abstract_decoder, kept_in_8_bits, parameter_bytes, put
 from engine.models.weights.weight_format import Layout, WeightFormat
@@ -270,7 +271,7 @@ def quantizations(config: EngineConfig, model: ModelSpec) -> tuple[str | None, .
     """
     if config.quantization is not None:
         return (None if config.quantization == "none" else config.quantization,)
-    if model.published is None:
+    if model.published is None or model.published.bits == UNQUANTISED:
         return (None,)
     first = "int8" if int8_inputs(model.published) is None else "w8a8"
     return (first, "int4") if model.published.bits == 4 else (first,)

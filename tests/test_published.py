@@ -14,7 +14,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from checkpoints import LLAMA, random_tensors
+from checkpoints import LLAMA, build_checkpoint, random_tensors, write_tensors
 from loading import FLOAT32
 from numpy.typing import NDArray
 from whole_rows import compute_logprobs
@@ -367,6 +367,10 @@ def test_a_null_of_a_format_is_as_good_as_no_key(method: str, nulls: tuple[str, 
         ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized' is"),
         ({"quant_method": "compressed-tensors"}, "config_groups have no weights"),
         (
+            {"quant_method": "compressed-tensors", "config_groups": {"a": {}}, "kv_cache_scheme": {"num_bits": 8}},
+            "config_groups have no weights",
+        ),
+        (
             {
                 "quant_method": "compressed-tensors",
                 "config_groups": {"a": {"weights": {"num_bits": 4, "type": "float"}}},
@@ -382,6 +386,24 @@ def test_formats_that_are_not_read_are_refused(tmp_path: Path, given: Any, messa
 
     with pytest.raises(ConfigurationError, match=message):
         read_model_config(tmp_path)
+
+
+def test_weights_beside_scales_of_pages_alone_are_served_as_they_are(tmp_path: Path) -> None:
+    """A ``kv_cache_scheme`` quantises no weights: the scales are not used, and the weights are in no 8 bits."""
+    scheme = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
+    given = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}, "kv_cache_scheme": scheme}
+    build_checkpoint(tmp_path, quantization_config=given)
+    tensors = random_tensors(json.loads((tmp_path / "config.json").read_text()), 5)
+    scales = {f"model.layers.0.self_attn.{name}_scale": np.ones(1, np.float32) for name in "kv"}
+    write_tensors(tmp_path, tensors | scales)
+
+    decoder = load(tmp_path)
+
+    down = decoder.layers[1].mlp.down_kernel.get_value().values
+    np.testing.assert_array_equal(np.asarray(down).T, tensors["model.layers.1.mlp.down_proj.weight"])
+    served = served_model(EngineConfig(model=str(tmp_path)))
+    assert served.quantization is None and served.smaller is None
+    assert "read from compressed-tensors of keys and values alone" in served.describe()["dtype"]
 
 
 def test_plain_weights_may_replace_quantised_ones() -> None:

@@ -12,6 +12,7 @@ from engine.models.weights.published.int8_inputs import Int8Inputs
 from engine.models.weights.published.packed import WORD, PackedTensor, Zeros, matrix
 from engine.models.weights.published.stored import (
     FLOATS8,
+    UNQUANTISED,
     Block,
     Format,
     QuantisedTensor,
@@ -86,6 +87,7 @@ class _Fields(msgspec.Struct):
     ignore: list[str] | None = None
     format: str | None = None
     sparsity_config: _Sparsity | None = None
+    kv_cache_scheme: dict[str, Any] | None = None
     transform_config: dict[str, Any] | None = None
 
 
@@ -179,6 +181,8 @@ def compressed_tensors(config: dict[str, Any]) -> Format:
         require_one_of("quantization_config's format", form, FORMATS)
     groups = [group for group in fields.config_groups.values() if group.weights is not None]
     schemes = [group.weights for group in groups if group.weights is not None]
+    if not fields.config_groups and fields.kv_cache_scheme:
+        return CompressedTensors("compressed-tensors of keys and values alone", UNQUANTISED, (), ())
     require(bool(schemes), "quantization_config's config_groups have no weights")
     for scheme in schemes:
         require(

@@ -16,6 +16,8 @@ from engine.models.weights.sources.tensor_source import FLOATS, TensorSource
 
 FLOATS8 = ("F8_E4M3", "F8_E5M2")
 SCALES = (*FLOATS, "F8_E8M0")
+UNQUANTISED = 16
+"""Bits of weights."""
 Block = tuple[int, int]
 """Rows and columns of the last two axes that share a scale."""
 ROWS_AT_ONCE = 2**18
@@ -46,7 +48,7 @@ class Format(Protocol):
 
     @property
     def bits(self) -> int:
-        """Of most weights."""
+        """Of most weights; UNQUANTISED where all are as they were."""
 
     def tensors(self, source: TensorSource) -> dict[str, QuantisedTensor]:
         """By the names that they have unquantised. Raises ConfigurationError for odd ones."""
