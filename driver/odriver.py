@@ -270,6 +270,7 @@ class oDriver:
             requests_by_client=self._open_requests.by_client(),
             seconds_since_progress=self.seconds_since_progress,
             stages=self.stages(),
+            commands={stage.name: stage.seconds_busy for stage in (self._loader.stage, self._updates.stage)},
             uptime_seconds=time.monotonic() - self._started_at,
             state=self._availability.state(self._execution.state, engine_sleeps=self._execution.stats.asleep),
             default_sampling_params=self.limits.default_sampling_params,

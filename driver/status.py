@@ -29,6 +29,8 @@ class DriverStatus(EngineStats, frozen=True):
     stages: dict[str, float] = msgspec.field(default_factory=dict)
     """By stage: for how many seconds its oldest item has been in work; 0 while it waits. For the
     execution stage, ``seconds_since_progress``."""
+    commands: dict[str, float] = msgspec.field(default_factory=dict)
+    """By the thread that does it: for how many seconds an operator's command has been in work; 0 without any."""
     uptime_seconds: float = 0.0
     state: str = "serving"
     """One of STATES."""

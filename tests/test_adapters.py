@@ -281,7 +281,7 @@ def test_commands_are_done_in_their_order(tmp_path: Path) -> None:
 
 
 def test_more_commands_than_can_wait_are_refused(tmp_path: Path) -> None:
-    """At once, and steps go on while files are read."""
+    """At once, and steps go on while files are read, which the status shows."""
     engine = SlowReader()
     with build(tmp_path, engine) as driver:
         engine.may_read.clear()
@@ -292,6 +292,7 @@ def test_more_commands_than_can_wait_are_refused(tmp_path: Path) -> None:
         with pytest.raises(Overloaded):
             begin(driver, LoadAdapter, "bob")
         assert text_of(list(submit(driver))) == "abcab"
+        assert driver.status().commands["load adapters"] > 0
         engine.may_read.set()
         text_of(list(first))
 

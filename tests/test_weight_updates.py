@@ -237,6 +237,35 @@ def test_weights_that_cannot_be_read_change_nothing(served: Served) -> None:
     assert served.update().get().weight_versions == [(2, 0)]
 
 
+def test_weights_that_do_not_come_show_in_the_status_and_stall_nothing(served: Served) -> None:
+    """As from a file system that hangs: requests are answered meanwhile, and no stage is busy."""
+    served.engine.may_stage.clear()
+    update = served.update()
+    while not served.driver.status().commands["update weights"]:
+        pass
+
+    assert served.ask("a").end()[1].finish_reason == "length"
+    assert set(served.driver.stages()) == {"prepare", "compile", "execution", "summary"}
+    served.engine.may_stage.set()
+
+    assert update.get().weight_versions == [(2, 0)]
+    while served.driver.status().commands["update weights"]:
+        pass
+
+
+def test_a_fault_of_reading_weights_ends_its_update_alone(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has the traceback, and the next update is served."""
+    with monkeypatch.context() as patch:
+        patch.setattr(served.engine, "stage_weights", lambda _: {}["lost"])
+        failed = served.update().get()
+
+    assert failed.error is not None and failed.error.code == "internal" and "update weights" in failed.error.message
+    assert "KeyError: 'lost'" in caplog.text
+    assert served.update().get().weight_versions == [(2, 0)]
+
+
 def test_an_update_that_would_wait_for_ever_is_refused(served: Served) -> None:
     """A paused driver keeps its requests: they end when it is resumed, and not before."""
     kept = served.ask("a", 15_000)

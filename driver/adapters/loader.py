@@ -45,7 +45,7 @@ class AdapterLoader:
         self._commands: TurnQueue[LoadAdapter | UnloadAdapter] = TurnQueue(MAX_COMMANDS, lambda _: ("", ""))
         self._answers: BoundedQueue[DriverError | None] = BoundedQueue(1)
         """The execution thread's to an AddAdapter."""
-        self._stage: Stage[LoadAdapter | UnloadAdapter] = Stage(
+        self.stage: Stage[LoadAdapter | UnloadAdapter] = Stage(
             "load adapters", self._handle, self._fail, lambda command: ("", command.request_id)
         )
 
@@ -78,7 +78,7 @@ class AdapterLoader:
 
     def run(self) -> None:
         """Works until ``close``; one thread calls it."""
-        self._commands.run(self._stage.work)
+        self._commands.run(self.stage.work)
 
     def close(self) -> None:
         """Ends ``run``, once what it reads is read, and drops what is queued."""

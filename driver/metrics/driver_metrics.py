@@ -124,6 +124,10 @@ class DriverMetrics(Collector):
             "odriver_stage_busy_seconds", "With one item, or its work without progress", "stage", status.stages,
             GaugeMetricFamily,
         )  # fmt: skip
+        yield self._by_label(
+            "odriver_command_busy_seconds", "With one command of an operator's", "command", status.commands,
+            GaugeMetricFamily,
+        )  # fmt: skip
         states = {state: status.state == state for state in STATES}
         yield self._by_label("odriver_state", "1 where it holds", "state", states, GaugeMetricFamily)
         config = GaugeMetricFamily(

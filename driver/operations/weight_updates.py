@@ -7,10 +7,11 @@ from queue import Full
 
 import msgspec
 
-from driver.errors import DriverError, InternalError, InvalidRequest, Overloaded
+from driver.errors import DriverError, InvalidRequest, Overloaded
 from driver.request import Notifying, ReturnChannel, UpdateMode, error_sample
 from driver.stages.engine_protocol import Engine
 from driver.stages.queues import TurnQueue
+from driver.stages.stage import Stage
 from engine.errors import ConfigurationError
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import WeightSource
@@ -71,6 +72,9 @@ class WeightUpdates:
         self._post = post
         self._queue: TurnQueue[WeightUpdate | RereadWeights] = TurnQueue(MAX_UPDATES, lambda _: ("", ""))
         self._written = threading.Event()
+        self.stage: Stage[WeightUpdate | RereadWeights] = Stage(
+            "update weights", self._handle, self._refuse, lambda order: ("", order.request_id)
+        )
 
     def submit(self, order: WeightUpdate | RereadWeights) -> None:
         """Queues an order. Raises Overloaded and QueueClosed, at once."""
@@ -81,21 +85,18 @@ class WeightUpdates:
 
     def run(self) -> None:
         """Stages until ``close``."""
-        self._queue.run(self._stage)
+        self._queue.run(self.stage.work)
 
     def close(self) -> None:
         """Ends ``run``, and drops what is queued."""
         self._queue.close()
         self._written.set()
 
-    def _stage(self, order: WeightUpdate | RereadWeights) -> None:
+    def _handle(self, order: WeightUpdate | RereadWeights) -> None:
         try:
             message = self._staged(order)
         except ConfigurationError as refusal:
             self._refuse(order, InvalidRequest(str(refusal)))
-        except Exception:
-            logger.exception("weights could not be read", extra={"request_id": order.request_id})
-            self._refuse(order, InternalError("a fault of the daemon: its log has the details"))
         else:
             self._post(message)
             self._written.wait()
