@@ -65,7 +65,7 @@ class CompiledSteps:
     def engine(self, others: OtherProcesses = ALONE) -> oEngine:
         """An engine that has completed its warm-up. Raises DeviceError if it is out of memory."""
         config, shapes, model = self.served.config, self.manager.shapes, self.served.model
-        spec, costs = shapes.speculation, StepCosts(shapes.cost_sizes)
+        spec, costs, draft = shapes.speculation, StepCosts(shapes.cost_sizes), self.served.draft
         with device_errors():
             weights = self._weights()
             runner = eSurgeRunner(self.manager, config.seed, others, weights)
@@ -86,7 +86,13 @@ class CompiledSteps:
             step_costs=costs,
             speculation=None
             if spec is None
-            else Speculation(spec.num_speculative_tokens, costs.seconds, shapes.cost_sizes, has_model=spec.has_model),
+            else Speculation(
+                spec.num_speculative_tokens,
+                costs.seconds,
+                shapes.cost_sizes,
+                has_model=spec.has_model,
+                draft_context=None if draft is None else draft.model.max_position,
+            ),
             inter_token_seconds=config.inter_token_seconds,
         )
         shared = shapes.cache.page_size if config.enable_prefix_caching else None

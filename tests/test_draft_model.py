@@ -168,6 +168,24 @@ def test_a_model_that_drafts_for_itself_is_right_behind_tokens_that_were_forced(
 
 
 @pytest.mark.thorough
+def test_a_draft_model_of_a_shorter_context_drafts_to_its_end(tmp_path):
+    """Each of a model for itself is right, and behind that context the sequence goes on without any."""
+    context, prompt = 40, list(range(3, 13))
+    draft = build_model(tmp_path / "draft", "llama2")
+    config = json.decode((draft / "config.json").read_bytes())
+    (draft / "config.json").write_bytes(json.encode(config | {"max_position_embeddings": context}))
+    engine = build_engine(build_model(tmp_path, "llama2"), config_of(draft), num_pages=30)
+    before = engine.stats()
+
+    most = MAX_MODEL_LEN - len(prompt)
+    answers(engine, [Sequence("a", prompt, SamplingParams(temperature=0), frozenset(), most, 0)])
+
+    drafted = engine.stats().num_draft_tokens - before.num_draft_tokens
+    assert (context - len(prompt)) / 2 < drafted <= context - len(prompt) < most / 2
+    assert engine.stats().num_accepted_tokens - before.num_accepted_tokens == drafted
+
+
+@pytest.mark.thorough
 def test_a_row_with_a_grammar_has_the_drafts_that_this_allows(own, monkeypatch):
     """It is given what it is without drafts, greedy and drawn, preempted and beside others; what its grammar allows of a model's
     drafts for itself is right."""

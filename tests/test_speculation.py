@@ -173,6 +173,15 @@ def test_rows_share_the_passes_of_a_draft_model():
     assert [speculation.passes(count) for count in (0, MOST)] == [0, MOST] and costing(0.1).passes(MOST) == 0
 
 
+def test_a_draft_model_drafts_nothing_behind_its_own_context():
+    """It is fed the token before each draft, of which a sequence of 10 has the next; what a constraint forces is none of its."""
+    for context, drafts in {9: 0, 10: 0, 11: 1, 13: 3, 99: MOST}.items():
+        speculation, forced = Speculation(MOST, has_model=True, draft_context=context), decoding("forced")
+        forced.expected = [5] * MOST
+
+        assert granted(speculation, decoding(), forced) == [drafts, MOST]
+
+
 @pytest.mark.parametrize("num_waiting", [10, 100])
 def test_who_waits_for_pages_takes_no_drafts_from_those_who_run(num_waiting):
     """A prompt that would be one row too many waits for the next step."""

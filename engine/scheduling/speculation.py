@@ -39,7 +39,8 @@ class Speculation:
 
     ``seconds`` is what a step takes of so many tokens, and so many passes of a draft model; None if
     nobody knows. ``sizes``, ascending, are what its tokens are padded to; by default each number is
-    one. ``has_model`` is whether there is such a model.
+    one. ``has_model`` is whether there is such a model, and ``draft_context`` how many tokens of a sequence it was made
+    for; None for all.
     """
 
     def __init__(
@@ -49,11 +50,12 @@ class Speculation:
         sizes: ListOf[int] = (),
         *,
         has_model: bool = False,
+        draft_context: int | None = None,
     ) -> None:
         self.num_speculative_tokens = num_speculative_tokens
         self.has_model = has_model
         """Whether a draft model writes drafts."""
-        self._seconds, self._sizes = seconds, sizes
+        self._seconds, self._sizes, self._draft_context = seconds, sizes, draft_context
         self._number = 0
         """Of the last plan."""
         self.looks_up = has_model
@@ -169,13 +171,16 @@ class Speculation:
                 rest.declined(self._number, longest)
 
     def _most(self, sequence: Sequence, in_flight: int) -> int:
-        """Drafts that it may have: the device or its constraint has some, and they cannot end it."""
+        """Drafts that it may have: the device or its constraint has some, and they cannot end it. For each draft its
+        model is fed the token before it."""
         asked, left = sequence.params.num_speculative_tokens, sequence.max_computed_tokens
         most = self.num_speculative_tokens if asked is None else min(asked, self.num_speculative_tokens)
         if sequence.expected_drafts:
             most = min(most, len(sequence.expected_drafts))
         elif not (sequence.num_drafts if sequence.constraint is None else self.has_model and sequence.num_in_flight):
             return 0
+        elif self._draft_context is not None:
+            most = min(most, self._draft_context - sequence.num_computed_tokens)
         return min(most, left - sequence.num_computed_tokens - 1, in_flight - sequence.num_in_flight - 1)
 
     def _worth(self, num_rows: int, chances: NDArray[np.float64], places: NDArray[np.int64]) -> int:
