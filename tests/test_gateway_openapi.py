@@ -76,6 +76,19 @@ def test_every_address_is_described_and_answers_as_described(http: httpx.Client)
             assert answer.status_code == (400 if wrong else 200)
 
 
+def test_refusals_of_an_update_of_weights_are_as_described(http: httpx.Client) -> None:
+    """Each phase may name a model, which may be another than is served, and the last may have no update."""
+    for phase, body in (
+        ("start_weight_update", {}),
+        ("update_weights", {"update_info": TENSOR}),
+        ("finish_weight_update", {}),
+    ):
+        operation = DOCUMENT["paths"][f"/{phase}"]["post"]
+        assert "model" in [one["name"] for one in operation["parameters"]]
+        check(http.post(f"/{phase}?model=hen", json=body), operation)
+    check(http.post("/finish_weight_update"), operation)
+
+
 def test_chunks_are_as_described(http: httpx.Client) -> None:
     """Those of a chat and those of a text."""
     components = {"components": DOCUMENT["components"]}

@@ -50,10 +50,16 @@ _OF_DAEMONS = (400, 502, 503)
 
 
 def _command(
-    path: str, what: str, run: Callable[[Request], Awaitable[Response]], *query: str, body: Any = None
+    path: str,
+    what: str,
+    run: Callable[[Request], Awaitable[Response]],
+    *query: str,
+    body: Any = None,
+    errors: tuple[int, ...] = (),
 ) -> Operation:
-    """A command of an operator; what is not in a body is a part of the address."""
-    errors = (404, 413, *_OF_DAEMONS)
+    """A command of an operator, with the errors that all have as well; what is not in a body is a part of the
+    address."""
+    errors = (404, *errors, 413, *_OF_DAEMONS)
     return Operation(path, what, run, TEXT, body, None, errors, query=(*query, MODEL), acts=True, for_operators=True)
 
 
@@ -138,7 +144,8 @@ OPERATIONS = [
         weights.start_weight_update,
         weights.Message,
         weights.StartWeightUpdate,
-        errors=(409, 413),
+        errors=(404, 409, 413, *_OF_DAEMONS),
+        query=(MODEL,),
         for_operators=True,
     ),
     Operation(
@@ -151,7 +158,9 @@ OPERATIONS = [
         query=(MODEL,),
         for_operators=True,
     ),
-    _command("/finish_weight_update", "Serve the weights that were gathered", weights.finish_weight_update),
+    _command(
+        "/finish_weight_update", "Serve the weights that were gathered", weights.finish_weight_update, errors=(409,)
+    ),
     _command("/reset_prefix_cache", "Forget the pages of prompts", sleeping.reset_prefix_cache),
     _command("/v1/load_lora_adapter", "Load an adapter", lora_adapters.load, body=lora_adapters.LoadLoRAAdapterRequest),
     _command(
