@@ -50,9 +50,10 @@ def test_drafts_that_are_granted_and_not_there_are_granted_no_more():
     """A plan is made before the step before it has landed, which may find none; nothing was wrong, and none is counted."""
     speculation, sequence = costing(0.2), decoding()
 
+    sequence.num_in_flight = 1
     for _ in range(10):
         (count,) = granted(speculation, sequence)
-        sequence.num_drafts = 0
+        speculation.land(sequence, 1, 1, 0)
         speculation.land(sequence, 1 + count, 1, MOST)
 
     assert granted(speculation, sequence) == [0]
@@ -81,6 +82,20 @@ def test_rows_are_tried_again_all_at_once_and_go_on_if_that_is_right(turns):
         rests = [after - before for before, after in itertools.pairwise(tried)]
         assert all(plans[number] == [1, 1, 1] for number in tried)
         assert rests and all(LEAST_TRIED <= rest <= 2 * LEAST_TRIED for rest in rests)  # such steps take long
+
+
+def test_rows_rest_for_long_though_their_wrong_drafts_are_not_there_in_each_plan():
+    """In a text of which two words of three are found, and go on with another: a try costs a longer step each time."""
+    speculation, sequence = costing(0.2), decoding()
+
+    tried = []
+    for number in range(600):
+        (count,) = granted(speculation, sequence)
+        tried += [number] if count else []
+        speculation.land(sequence, 1 + count, 1, MOST if number % 3 else 0)
+
+    rests = [after - before for before, after in itertools.pairwise(tried)]
+    assert len(rests) > 5 and min(rests[3:]) > LEAST_TRIED - 3
 
 
 @pytest.mark.parametrize("seconds", [0.0002, 0.001, 0.01, None])

@@ -10,6 +10,7 @@ from caching.page_manager import SINK_SLOT, Found
 from caching.prefix_cache import page_keys
 from engine.sampling_params import SamplingParams
 from engine.scheduling.constraints.token_constraint import TokenConstraint
+from engine.scheduling.estimates.draft_runs import DraftRuns
 from engine.scheduling.estimates.recent_share import RecentShare
 from engine.scheduling.rows.draft_rest import DraftRest
 
@@ -90,11 +91,8 @@ class Sequence:
     """Tokens that its constraint expects behind those that have landed: drafts, if they are right."""
     num_forced: int = 0
     """Of these, those that its constraint forces; the others, behind them, are guesses."""
-    draft_presence: RecentShare = field(default_factory=lambda: RecentShare(1.0))
-    """How often there were drafts where it was granted some."""
-    draft_acceptance: RecentShare = field(default_factory=lambda: RecentShare(EXPECTED_ACCEPTANCE))
-    """How often a draft was right behind others that were: one that its constraint forces or guesses
-    does not count."""
+    draft_runs: DraftRuns = field(default_factory=lambda: DraftRuns(EXPECTED_ACCEPTANCE))
+    """How far drafts were right: those that its constraint forces or guesses do not count."""
     forced_acceptance: RecentShare = field(default_factory=lambda: RecentShare(EXPECTED_ACCEPTANCE))
     """How often a token that its constraint forces was right behind others that were."""
     draft_rest: DraftRest = field(default_factory=DraftRest)

@@ -8,13 +8,13 @@ its time, too, once for each place behind a row's token that some row drafts. So
 granted while they raise the tokens that a step is expected to give for each second that it takes.
 
 The drafts of a row with a constraint are tokens that this forces, and behind them guesses of it;
-those of others are found on the device. A draft is right with the row's *acceptance*, if those
-before it were: the share of its last drafts that were right, the older the less. That of guesses is
-counted by the constraint, which sees whether they were right though nobody verified them. And there
-is a draft with the row's *presence*: with a step in flight, whose drafts nobody knows yet, drafts
-are granted that may not be there. A row whose drafts
-are not worth it rests (``draft_rest``), and a step in which all rows rest, or for whose drafts there
-is no room, is planned as without speculation.
+those of others are found on the device, and with a step in flight some are granted that may not be
+there. A draft's chance is that of the row's last ones, the older the less: of forced ones that of
+all, of others that of those at as many tokens behind the beginning of what they copy
+(``estimates/draft_runs.py``). That of guesses is counted by the constraint, which sees whether they
+were right though nobody verified them. A row whose drafts are not worth it rests (``draft_rest``),
+and a step in which all rows rest, or for whose drafts there is no room, is planned as without
+speculation.
 """
 
 from bisect import bisect_left
@@ -104,7 +104,7 @@ class Speculation:
         for sequence, count in most.items():
             owners += [sequence] * count
             places += [0] * count if sequence.expected_drafts else range(1, count + 1)
-            chances += _chances(sequence, count)
+            chances += self._chances(sequence, count)
         order = np.argsort(-np.array(chances), kind="stable")[:room]
         worth = self._worth(len(sequences), np.array(chances)[order], np.array(places)[order])
         granted: dict[Sequence, int] = {}
@@ -121,15 +121,16 @@ class Speculation:
         drafted = granted = num_samples - 1
         accepted = num_tokens - 1
         if sequence.constraint is None:
+            if not self.has_model:
+                sequence.draft_runs.land(granted, sequence.num_drafts, accepted, more=bool(num_found))
             drafted, sequence.num_drafts = min(granted, sequence.num_drafts), num_found
         if not granted:
             return
-        sequence.draft_presence.learn(bool(drafted), 1)
-        acceptance = sequence.draft_acceptance if num_forced is None else sequence.forced_acceptance
-        judged = drafted if num_forced is None else num_forced
-        if judged:
-            right = min(accepted, judged)
-            acceptance.learn(right, right + (right < judged))
+        if num_forced:
+            right = min(accepted, num_forced)
+            sequence.forced_acceptance.learn(right, right + (right < num_forced))
+        elif num_forced is None and self.has_model:
+            sequence.draft_runs.land_of_model(drafted, accepted)
         if drafted:
             self.num_drafts += 1
             self.num_draft_tokens += drafted
@@ -195,6 +196,15 @@ class Speculation:
         tokens = num_rows + np.concatenate([[0.0], np.cumsum(chances)])[counts]
         return counts[int(np.argmax(tokens / np.array(seconds, float)))]
 
+    def _chances(self, sequence: Sequence, count: int) -> list[float]:
+        """Of each of so many drafts, that there is one and it is right."""
+        if sequence.constraint is None or not sequence.expected_drafts:
+            return sequence.draft_runs.chances(count, 0 if self.has_model else sequence.num_in_flight)
+        forced, guess = min(count, sequence.num_forced_drafts), sequence.constraint.guess_acceptance
+        acceptance = sequence.forced_acceptance.value
+        chances = [acceptance ** (place + 1) for place in range(forced)]
+        return chances + [acceptance**forced * guess ** (place + 1) for place in range(count - forced)]
+
     def _counts(self, num_rows: int, most: int) -> list[int]:
         """How many drafts, up to ``most``, may be the best number: without a draft model those that
         fill a size, as fewer cost the same."""
@@ -207,14 +217,3 @@ class Speculation:
 def most_samples(max_num_seqs: int, num_drafts: int) -> int:
     """Tokens that a step may sample: one for each row, and of one row at least all drafts."""
     return max(max_num_seqs, 1 + num_drafts)
-
-
-def _chances(sequence: Sequence, count: int) -> list[float]:
-    """Of each of so many drafts, that there is one and it is right."""
-    presence, acceptance = sequence.draft_presence.value, sequence.draft_acceptance.value
-    if sequence.constraint is None or not sequence.expected_drafts:
-        return [presence * acceptance ** (place + 1) for place in range(count)]
-    forced, guess = min(count, sequence.num_forced_drafts), sequence.constraint.guess_acceptance
-    acceptance = sequence.forced_acceptance.value
-    chances = [acceptance ** (place + 1) for place in range(forced)]
-    return chances + [acceptance**forced * guess ** (place + 1) for place in range(count - forced)]
