@@ -7,11 +7,11 @@ from caching.cpu_kernels import ATTENTION, load, loading, stop_compilers
 LINEAR = Path(__file__).parent / "models" / "cpu" / "linear.cc"
 DRAW = Path(__file__).parent / "sampling" / "cpu" / "draw.cc"
 UNPACK = Path(__file__).parent / "step" / "cpu" / "unpack.cc"
-SOURCES = (ATTENTION, LINEAR, DRAW, UNPACK)
-ADAPTERS = LINEAR.with_name("adapters.cc")
 VERIFY = Path(__file__).parent / "speculation" / "cpu" / "verify.cc"
-LATER = (ADAPTERS, VERIFY)
-"""Loaded when slots of adapters, or drafts, are first asked for."""
+SOURCES = (ATTENTION, LINEAR, DRAW, UNPACK, VERIFY)
+ADAPTERS = LINEAR.with_name("adapters.cc")
+LATER = (ADAPTERS,)
+"""Loaded when slots of adapters are first asked for."""
 
 
 def start_loading() -> None:

@@ -37,6 +37,7 @@ METHODS = {
 def _has_kernels():
     try:
         cpu_unpack.prepare()
+        cpu_verification.prepare()
     except KernelsUnavailable as unavailable:
         pytest.skip(str(unavailable))
 

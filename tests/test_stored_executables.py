@@ -169,18 +169,22 @@ def test_a_start_that_differs_compiles_its_own(checkpoint, compiled, monkeypatch
 
 @pytest.mark.thorough
 def test_another_process_has_the_same_identity(checkpoint, cache):
-    """Nothing in it is an address, or an order that changes from one process to the next."""
+    """Nothing in it is an address, or an order that changes from one process to the next; and all kernels of our own
+    are registered before the executables that call them are read."""
     code = (
         "import sys; sys.path.insert(0, 'tests'); from test_stored_executables import start; from pathlib import Path;"
-        "start(Path(sys.argv[1]))"
+        "start(Path(sys.argv[1]), enable_lora=True, max_num_batched_tokens=4,"
+        """speculative_config='{"method": "ngram", "num_speculative_tokens": 2}')"""
     )
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
     for seed in "12":
-        subprocess.run(
-            [sys.executable, "-c", code, str(checkpoint)], env=environment | {"PYTHONHASHSEED": seed}, check=True
-        )
+        ended = subprocess.run(
+            [sys.executable, "-c", code, str(checkpoint)],
+            env=environment | {"PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True,
+        )  # fmt: skip
 
     assert len(list(cache.glob(f"{PREFIX}*"))) == 1
+    assert "compiled again" not in ended.stderr
 
 
 @pytest.mark.thorough

@@ -15,7 +15,8 @@ from engine.speculation.prompt_lookup import PromptLookup
 
 
 @cache
-def _prepare() -> None:
+def prepare() -> None:
+    """Registers the kernel. Raises KernelsUnavailable."""
     register(load(VERIFY), "odriver_verify")
 
 
@@ -26,7 +27,6 @@ def verify(sampled: Array, inputs: SamplerInputs, history: History, drafter: Dra
     It reads the inputs packed: XLA runs the parts of a program one after the other while they are
     eight at most, and else wakes threads for them, which takes longer than all of them do.
     """
-    _prepare()
     lookup = drafter if isinstance(drafter, PromptLookup) else PromptLookup(history.num_drafts, 0, 0)
     state = history.ids, history.num_new, history.num_wrong
     shapes = [(2, len(sampled)), *(array.shape for array in state)]

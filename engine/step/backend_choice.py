@@ -131,6 +131,7 @@ def choose_backend(
         panels.panel_width()
         cpu_sampler.prepare()
         cpu_unpack.prepare()
+        cpu_verification.prepare()
         width = cpu_attention.vector_width()
     except UnknownInstructions as error:
         raise ConfigurationError(str(error)) from None
