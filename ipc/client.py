@@ -33,7 +33,8 @@ class Client(BaseClient["Stream"]):
     The next request connects again.
 
     With ``resume``, a completion that was interrupted, or sent meanwhile, waits for the daemon to
-    return and continues where it stopped: no token is lost and none comes twice. A request without
+    return and continues where it stopped: no token is lost and none comes twice. A question to the
+    tokenizer is asked again. A request without
     a seed gets one. ConnectionLost is raised only if nothing new has come ``resume_timeout``
     seconds after the interruption, and ResumeFailed if the daemon then serves another model.
     ``timeout_s`` keeps running. The logger ``ipc`` reports it.

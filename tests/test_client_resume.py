@@ -27,7 +27,7 @@ from ipc.connection.retry import Resumption
 from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed, ResumeFailed
 from ipc.wire.codec import encode
 from ipc.wire.completion import Piece
-from ipc.wire.messages import Done, Error, Generate, Hello, Token
+from ipc.wire.messages import Done, Error, Generate, Hello, ListAdapters, Token, Tokenize
 
 
 @pytest.fixture
@@ -113,6 +113,26 @@ def test_a_stream_goes_on_over_another_connection(address: str) -> None:
 
             assert [piece.text for piece in stream] == ["upon", "a"]
     router.die()
+
+
+def test_a_question_to_the_tokenizer_is_asked_again(client: Client, address: str) -> None:
+    """One that was open when the daemon went away, and one that is asked meanwhile; adapters are the daemon's own, and
+    are not."""
+    gone = Router(address)
+    with ThreadPoolExecutor(3) as threads:
+        asked = threads.submit(client.tokenize, "once")
+        gone.welcome()
+        assert isinstance(gone.hear(), Tokenize)
+        listed = threads.submit(client.adapters)
+        assert isinstance(gone.hear(), ListAdapters)
+        gone.say(encode(Error(None, "stopped", "the daemon ends")))
+        gone.die()
+        with pytest.raises(ConnectionLost):
+            listed.result(PATIENCE)
+        meanwhile = threads.submit(client.detokenize, [1])
+        with serving(address, FakeDriver()):
+            assert asked.result(PATIENCE) == client.tokenize("once")
+            assert meanwhile.result(PATIENCE) == client.detokenize([1])
 
 
 def test_a_seed_that_was_given_stays(client: Client, address: str) -> None:
@@ -270,7 +290,7 @@ def test_a_client_without_room_for_a_socket_tries_again(
         leave_no_files(patch)
         stream = client.generate("once")
         with pytest.raises(ConnectFailed, match=r"cannot connect to .*: Too many open files"):
-            client.tokenize("once")
+            client.adapters()
     with serving(address, FakeDriver()):
         assert "".join(piece.text for piece in stream) == "once"
         assert client.tokenize("once") == [4]

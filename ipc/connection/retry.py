@@ -1,5 +1,5 @@
 """Resuming a completion that was interrupted: what has arrived of it, and the request for the
-rest.
+rest. A question to the tokenizer has none: it is asked again.
 
 A draw depends on seed and position alone. So the same request, with the same seed and with the
 known tokens as the beginning of its output, gets the tokens it would have got, up to rounding
@@ -17,7 +17,7 @@ from engine.metrics.engine_stats import FIRST_VERSION
 from engine.request_limits import MAX_SEED
 from ipc.errors import ConnectionLost, OdriverError, RequestFailed
 from ipc.wire.codec import decode_client_message
-from ipc.wire.messages import Done, Generate, Token, Welcome
+from ipc.wire.messages import ClientMessage, Done, Generate, Token, Welcome
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
 """Seconds before a retry: doubled each time without progress, of which a random part."""
@@ -42,7 +42,8 @@ def with_seed(params: dict[str, Any]) -> dict[str, Any]:
 
 
 class Resumption:
-    """One completion, from its first request on. Times are in seconds, and the caller's."""
+    """One completion, from its first request on, or one question to the tokenizer. Times are in
+    seconds, and the caller's."""
 
     def __init__(self, frame: bytes, now: float) -> None:
         self.why: OdriverError | None = None
@@ -116,10 +117,11 @@ class Resumption:
         hint = self.why.retry_after_s if isinstance(self.why, RequestFailed) else None
         return (hint or 0.0) + longest * random.uniform(0.5, 1)
 
-    def rest(self, now: float) -> Generate:
+    def rest(self, now: float) -> ClientMessage:
         """The request for the part that has not arrived."""
         request = decode_client_message(self._frame)
-        assert isinstance(request, Generate)
+        if not isinstance(request, Generate):
+            return request
         params, token_ids = request.params, []
         if self._token_ids:
             token_ids = [self._token_ids[index] for index in range(params.get("n", 1))]

@@ -22,7 +22,7 @@ from ipc.errors import ConnectFailed, ConnectionLost
 from ipc.wire.bell import Bell
 from ipc.wire.completion import Message
 from ipc.wire.keys import ClientKey
-from ipc.wire.messages import Generate, Welcome
+from ipc.wire.messages import Generate, ListAdapters, Welcome
 
 LONGEST_WAIT = 3600.0
 """Seconds of the longest poll: a call's timeout may be infinite, a poll's may not."""
@@ -33,7 +33,8 @@ class Connection:
 
     Connects when there is a call and no connection, also after a loss, within ``timeout`` seconds;
     calls that were open then have failed. With a ``resume_timeout``, completions do not fail: they
-    wait that many seconds for a daemon, which then resumes them. No method blocks but ``close``.
+    wait that many seconds for a daemon, which then resumes them; so do questions to the tokenizer,
+    which the daemon answers. No method blocks but ``close``.
 
     The daemon gets credit for messages that arrive and, once MAX_READ_AHEAD_BYTES are untaken,
     only for those that are ``taken``.
@@ -128,7 +129,11 @@ class Connection:
     def ask(self, put: Put, message_of: Callable[[str], SingleQuestion]) -> Call:
         """Send a request that has a single answer, made with the request id; the answer is put."""
         request_id = self._new_request_id()
-        return self._call(request_id, request_frame(message_of(request_id)), put)
+        message = message_of(request_id)
+        frame = request_frame(message)
+        # What a tokenizer says the next daemon's says too; which adapters the one before had is not to be known.
+        repeats = self._resume_timeout is not None and not isinstance(message, ListAdapters)
+        return self._call(request_id, frame, put, resumption=Resumption(frame, time.monotonic()) if repeats else None)
 
     def _new_request_id(self) -> str:
         return str(next(self._serials))
