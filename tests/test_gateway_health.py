@@ -5,13 +5,18 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import msgspec
 import pytest
-from fake_driver import PATIENCE, FakeDriver, serving
+from fake_driver import PATIENCE, WELCOME, FakeDriver, serving
 from gateways import CHAT, TEXT, chat, gateway, once_reached
 from prometheus_client.parser import text_string_to_metric_families
+from test_client import Router
 
+from engine.adapters.adapter import Adapter
 from ipc.gateway.daemons import RemoteDaemon
 from ipc.gateway.endpoints.metrics import merged
+from ipc.wire.codec import encode
+from ipc.wire.messages import Error, Hello, ListAdapters
 
 
 @pytest.fixture
@@ -86,6 +91,27 @@ def test_several_daemons_are_told_apart_by_their_models(tmp_path_factory: pytest
         with gateway(first, second, timeout=0.5) as http:
             assert once_reached(lambda: http.post(TEXT, json={"prompt": "x", "model": "parrot"})).status_code == 200
             assert once_reached(lambda: http.get("/health")).status_code == 200
+
+
+def test_a_daemon_that_goes_while_it_is_asked_is_left_out(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Of what is asked of all: what the others say is the answer."""
+    first, second = (f"ipc://{tmp_path_factory.mktemp('d')}/o.sock" for _ in range(2))
+    there = FakeDriver()
+    there.adapters.put("alice", Adapter(1, "alice", 8, ()), "alice", pin=False)
+    with serving(first, there, enable_lora=True), ThreadPoolExecutor(1) as threads:
+        for ask in (
+            lambda http: http.get("/v1/models/alice"),
+            lambda http: http.post(TEXT, json={"prompt": "x", "model": "alice"}),
+        ):
+            with gateway(first, second, resume_timeout=PATIENCE) as http:
+                going = Router(second)
+                answer = threads.submit(ask, http)
+                assert isinstance(going.hear(), Hello)
+                going.say(encode(msgspec.structs.replace(WELCOME, enable_lora=True)))
+                assert isinstance(going.hear(), ListAdapters)
+                going.say(encode(Error(None, "stopped", "the daemon ends")))
+                going.die()
+                assert answer.result(PATIENCE).status_code == 200
 
 
 def test_daemons_of_one_model_take_turns(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from engine.request_limits import MAX_MODEL_LENGTH
 from ipc.async_client import AsyncClient
-from ipc.errors import ConnectFailed, DaemonStarting
+from ipc.errors import ConnectFailed, ConnectionLost, DaemonStarting
 from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.access.callers import Caller
 from ipc.gateway.access.peer_addresses import peer_of_request
@@ -196,13 +196,12 @@ class Daemons:
         tried = self._daemons
         if any(daemon.client.is_connected for daemon in tried):
             tried = [daemon for daemon in tried if daemon.client.is_connected or not (daemon.is_away and daemon.models)]
-        outcomes = await asyncio.gather(*(daemon.reach() for daemon in tried), return_exceptions=True)
-        for outcome in outcomes:
-            if outcome is not None and not isinstance(outcome, ConnectFailed):
-                raise outcome
-        if isinstance(outcomes[0], ConnectFailed) and all(outcomes):
-            raise outcomes[0]
-        return [daemon for daemon, outcome in zip(tried, outcomes, strict=True) if outcome is None]
+        return list(await _answers(tried, RemoteDaemon.reach))
+
+    async def ask_each(self, ask: Callable[[RemoteDaemon], Coroutine[Any, Any, Answer]]) -> dict[RemoteDaemon, Answer]:
+        """The answers of those that are reachable until they have answered; raises ConnectFailed or ConnectionLost if
+        there are none."""
+        return await _answers(await self.reach(), ask)
 
     async def serving(self, model: str | None, caller: Caller) -> RemoteDaemon:
         """A daemon that serves this model or adapter, in turn, of those that are connected if one is. Raises BodyError
@@ -244,8 +243,24 @@ async def _with_adapter(daemons: list[RemoteDaemon], name: str, caller: Caller) 
     able = [daemon for daemon in daemons if daemon.client.welcome.enable_lora]
     if len(able) < 2:
         return able
-    found = await asyncio.gather(*(daemon.adapters(caller) for daemon in able))
-    return [daemon for daemon, rows in zip(able, found, strict=True) if any(row["name"] == name for row in rows)]
+    found = await _answers(able, lambda daemon: daemon.adapters(caller))
+    return [daemon for daemon, rows in found.items() if any(row["name"] == name for row in rows)]
+
+
+async def _answers(
+    daemons: list[RemoteDaemon], ask: Callable[[RemoteDaemon], Coroutine[Any, Any, Answer]]
+) -> dict[RemoteDaemon, Answer]:
+    """Those that are there; raises the error of the first where none is."""
+    outcomes = await asyncio.gather(*(ask(daemon) for daemon in daemons), return_exceptions=True)
+    answers: dict[RemoteDaemon, Answer] = {}
+    for daemon, outcome in zip(daemons, outcomes, strict=True):
+        if not isinstance(outcome, BaseException):
+            answers[daemon] = outcome
+        elif not isinstance(outcome, ConnectFailed | ConnectionLost):
+            raise outcome
+    if not answers and isinstance(outcomes[0], BaseException):
+        raise outcomes[0]
+    return answers
 
 
 async def daemon_for(request: Request, model: str | None) -> Reached:

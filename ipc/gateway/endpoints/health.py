@@ -50,8 +50,8 @@ class Version(Struct, frozen=True):
 async def load(request: Request) -> Response:
     """How many requests are open; raises ConnectFailed where no daemon can be asked."""
     daemons: Daemons = request.app.state.daemons
-    statuses = await asyncio.gather(*(daemon.status() for daemon in await daemons.reach()))
-    return json_answer(Load(sum(status["open_requests"] for status in statuses)))
+    statuses = await daemons.ask_each(RemoteDaemon.status)
+    return json_answer(Load(sum(status["open_requests"] for status in statuses.values())))
 
 
 async def show_version(request: Request) -> Response:

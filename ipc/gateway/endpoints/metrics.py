@@ -1,6 +1,5 @@
 """``/metrics``: the daemons' metrics for Prometheus."""
 
-import asyncio
 import re
 from collections.abc import Collection, Iterable
 
@@ -23,12 +22,11 @@ ADAPTERS = re.compile(r'((?:running|waiting)_lora_adapters=)"([^"]*)"')
 async def show(request: Request) -> Response:
     """The metrics of one daemon as they are; of several, labelled with the daemon."""
     daemons: Daemons = request.app.state.daemons
-    found = await daemons.reach()
-    texts = await asyncio.gather(*(_shown(daemon, caller_of(request)) for daemon in found))
+    caller = caller_of(request)
+    texts = await daemons.ask_each(lambda daemon: _shown(daemon, caller))
     if len(list(daemons)) == 1:
-        return Response(texts[0], media_type=TEXT)
-    labelled = {daemon.address: text for daemon, text in zip(found, texts, strict=True)}
-    return Response(merged(labelled), media_type=TEXT)
+        return Response("".join(texts.values()), media_type=TEXT)
+    return Response(merged({daemon.address: text for daemon, text in texts.items()}), media_type=TEXT)
 
 
 async def _shown(daemon: RemoteDaemon, caller: Caller) -> str:

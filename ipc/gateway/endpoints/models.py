@@ -1,6 +1,5 @@
 """``/v1/models``."""
 
-import asyncio
 from typing import Literal
 
 from msgspec import Struct
@@ -53,9 +52,9 @@ async def show(request: Request) -> Response:
 async def _models(request: Request) -> dict[str, Model]:
     """By name."""
     daemons: Daemons = request.app.state.daemons
-    found, created, caller = await daemons.reach(), request.app.state.started_at, caller_of(request)
-    adapters = await asyncio.gather(*(daemon.adapters(caller) for daemon in found))
-    welcomes = [daemon.client.welcome for daemon in found]
+    created, caller = request.app.state.started_at, caller_of(request)
+    adapters = await daemons.ask_each(lambda daemon: daemon.adapters(caller))
+    welcomes = [daemon.client.welcome for daemon in adapters]
     models = {
         name: Model(name, created, one.model, one.max_model_len, one.default_sampling_params)
         for one in welcomes
@@ -70,7 +69,7 @@ async def _models(request: Request) -> dict[str, Model]:
             one.default_sampling_params,
             parent=one.model,
         )
-        for one, rows in zip(welcomes, adapters, strict=True)
+        for one, rows in zip(welcomes, adapters.values(), strict=True)
         for row in rows
     }
     return models | {name: model for name, model in of_adapters.items() if name not in models}

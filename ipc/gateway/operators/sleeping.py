@@ -1,6 +1,5 @@
 """``/sleep``, ``/wake_up``, ``/is_sleeping`` and ``/reset_prefix_cache``, as vLLM has them."""
 
-import asyncio
 from functools import partial
 from typing import Literal
 
@@ -11,7 +10,7 @@ from starlette.responses import Response
 from ipc.control_client import ControlClient
 from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read_nothing
-from ipc.gateway.daemons import Daemons
+from ipc.gateway.daemons import Daemons, RemoteDaemon
 from ipc.gateway.operators.operator_commands import commanded, parameters
 from ipc.openai.question import BodyError
 
@@ -48,8 +47,8 @@ async def wake_up(request: Request) -> Response:
 async def is_sleeping(request: Request) -> Response:
     """Whether all daemons sleep, or fall asleep."""
     daemons: Daemons = request.app.state.daemons
-    statuses = await asyncio.gather(*(daemon.status() for daemon in await daemons.reach()))
-    return json_answer(Sleeping(all(status["state"] in ("asleep", "falling asleep") for status in statuses)))
+    statuses = await daemons.ask_each(RemoteDaemon.status)
+    return json_answer(Sleeping(all(status["state"] in ("asleep", "falling asleep") for status in statuses.values())))
 
 
 async def reset_prefix_cache(request: Request) -> Response:

@@ -5,7 +5,6 @@ are gathered, and then written at once: all of them or none. Without a start eac
 itself.
 """
 
-import asyncio
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -21,7 +20,7 @@ from ipc.control_client import ControlClient
 from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read, read_nothing
-from ipc.gateway.daemons import Daemons
+from ipc.gateway.daemons import Daemons, RemoteDaemon
 from ipc.gateway.operators.operator_commands import MODEL, commanded, meant, ordered, parameters
 from ipc.openai.question import BodyError
 
@@ -142,8 +141,8 @@ async def resume(request: Request) -> Response:
 async def is_paused(request: Request) -> Response:
     """Whether all daemons are paused."""
     daemons: Daemons = request.app.state.daemons
-    statuses = await asyncio.gather(*(daemon.status() for daemon in await daemons.reach()))
-    return json_answer(Paused(all(status["state"] == "paused" for status in statuses)))
+    statuses = await daemons.ask_each(RemoteDaemon.status)
+    return json_answer(Paused(all(status["state"] == "paused" for status in statuses.values())))
 
 
 async def init_weight_transfer_engine(request: Request) -> Response:
