@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from typing import assert_never
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from engine.step.commands import (
     Landed,
     Leave,
     MakeCopies,
+    MemoryCommand,
     RemoveAdapter,
     ResetState,
     SampleKept,
@@ -52,7 +54,7 @@ def execute_commands(executor: StepExecutor, hear: Callable[[], Command]) -> Non
                 _change_memory(executor, command)
 
 
-def _change_memory(executor: StepExecutor, command: Command) -> None:
+def _change_memory(executor: StepExecutor, command: MemoryCommand) -> None:
     match command:
         case DropCache():
             executor.drop_cache()
@@ -66,6 +68,8 @@ def _change_memory(executor: StepExecutor, command: Command) -> None:
             executor.write_weights(number)
         case DiscardWeights(number=number):
             executor.discard_weights(number)
+        case _:
+            assert_never(command)
 
 
 def check_alike(step: int, ours: np.ndarray, theirs: np.ndarray) -> None:

@@ -146,6 +146,7 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     why: str
 
 
+MemoryCommand = DropCache | AllocateCache | ResetState | DropWeights | WriteWeights | DiscardWeights
 Command = (
     StepDescription
     | SampleKept
@@ -154,12 +155,7 @@ Command = (
     | RemoveAdapter
     | WriteAdapter
     | Landed
-    | DropCache
-    | AllocateCache
-    | ResetState
-    | DropWeights
-    | WriteWeights
-    | DiscardWeights
+    | MemoryCommand
     | Leave
 )
 
