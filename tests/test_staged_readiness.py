@@ -202,3 +202,17 @@ def test_only_what_is_planned_is_counted_apart():
     jax.jit(lambda x: x * 7 + before)(1.0)
 
     assert planned == before < unplanned < num_compilations()
+
+
+def test_what_is_counted_apart_within_another_stays_so_until_the_outer_ends():
+    """A daemon that wakes counts what it writes apart, and so may the write."""
+    before = num_compilations()
+
+    with counted_apart():
+        with counted_apart():
+            jax.jit(lambda x: x * 11 + before)(1.0)
+        jax.jit(lambda x: x * 13 + before)(1.0)
+        planned = num_compilations()
+    jax.jit(lambda x: x * 17 + before)(1.0)
+
+    assert planned == before < num_compilations()

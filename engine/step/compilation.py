@@ -96,7 +96,11 @@ def scratch_bytes(compiled: Compiled) -> int:
 
 def _listen(event: str, duration_secs: float, **_: str | int) -> None:  # noqa: ARG001 - jax's name
     global _count
-    _count += event == _COMPILED and not hasattr(_of_thread, "apart")
+    _count += event == _COMPILED and not _is_apart()
+
+
+def _is_apart() -> bool:
+    return getattr(_of_thread, "apart", False)
 
 
 def _count_found(event: str, **_: str | int) -> None:
@@ -124,11 +128,12 @@ def num_compilations() -> int:
 @contextmanager
 def counted_apart() -> Iterator[None]:
     """Exclude this thread's compilations from ``num_compilations``; the caller counts them."""
+    outer = _is_apart()
     _of_thread.apart = True
     try:
         yield
     finally:
-        del _of_thread.apart
+        _of_thread.apart = outer
 
 
 class StagedCompilation:
