@@ -179,7 +179,7 @@ def build(
             planner.host,
             (planner.pool.num_bytes + served.resident_bytes) * served.mesh.num_local * on_host,
         )
-    check_page_table(served.backend, _shapes(served, planner).pages_per_seq)
+    check_page_table(served.backend, planner.shapes(served.backend, served.adapter_sizes).pages_per_seq)
     start = _Start(served, served.abstract_all(), report, begin)
     while True:
         try:
@@ -220,7 +220,7 @@ class _Start:
         there, or for a step.
         """
         while True:
-            shapes = _shapes(self._served, planner)
+            shapes = planner.shapes(self._served.backend, self._served.adapter_sizes)
             with device_errors():
                 jax.block_until_ready(self._served.allocator(shapes.cache)())  # probe, freed at once
             manager = self._begin(self._served, self._decoders, shapes)
@@ -241,21 +241,6 @@ class _Start:
                 self._decoders, lambda done, total: self._report(Progress("loading weights", done, total, "bytes"))
             )
             self._has_weights = True
-
-
-def _shapes(served: ServedModel, planner: CachePlanner) -> StepShapes:
-    """The sizes of steps over this pool. Raises ConfigurationError if the context does not fit."""
-    return StepShapes(
-        max_num_seqs=served.config.max_num_seqs,
-        max_num_batched_tokens=served.config.max_num_batched_tokens,
-        max_model_len=planner.max_model_len,
-        cache=planner.pool,
-        smallest_step=served.backend.smallest_step,
-        skips_padding=served.backend.skips_padding and planner.pool.states is None,
-        host=planner.host,
-        adapters=served.adapter_sizes,
-        speculation=served.config.speculation,
-    )
 
 
 def _copy_cost(shapes: StepShapes) -> CopyCost | None:

@@ -8,7 +8,7 @@ import numpy as np
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.tpu.tpu_chip import Chip
 from caching.tpu.tpu_kernels import TPUKernel
-from engine.adapters.slot_arrays import adapter_bytes
+from engine.adapters.slot_arrays import AdapterSizes, adapter_bytes
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.models.partition import Partition, split
@@ -68,7 +68,12 @@ class ChipFit:
     @cached_property
     def adapters(self) -> int:
         """Bytes of a chip's slots for adapters."""
-        return adapter_bytes(self.partition, adapter_sizes(self.config, self.dtype, self.backend))
+        return adapter_bytes(self.partition, self.adapter_sizes)
+
+    @property
+    def adapter_sizes(self) -> AdapterSizes | None:
+        """The slots for adapters, if the operator wants such."""
+        return adapter_sizes(self.config, self.dtype, self.backend)
 
     @property
     def draft_weights(self) -> int:

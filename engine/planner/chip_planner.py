@@ -33,14 +33,13 @@ from engine.planner.hlo_traffic import Moved, Traffic
 from engine.planner.ici import exchanges_seconds
 from engine.planner.topology import chips_of, topology_of
 from engine.progress import Progress
-from engine.served_model import adapter_sizes, in_words
+from engine.served_model import in_words
 from engine.speculation.read_draft import read_draft
 from engine.step.backend import Backend
-from engine.step.backend_choice import SMALLEST_ACCELERATOR_STEP
 from engine.step.compilation import Compilation, compile_program
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD
-from engine.step.page_budget import CachePlanner, check_page_table
+from engine.step.page_budget import check_page_table
 from engine.step.sampling_programs import GREEDY
 from engine.step.step_shapes import StepShapes
 
@@ -63,13 +62,13 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
     fit.check(len(devices))
     cache = fit.planner()
     mesh = DeviceMesh(tuple(devices[: partition.devices]))
-    shapes = _shapes(fit, cache)
+    shapes = cache.shapes(fit.backend, fit.adapter_sizes)
     check_page_table(fit.backend, shapes.pages_per_seq)
     begun = time.perf_counter()
     programs = _compile(fit, mesh, shapes, report)
     seconds = time.perf_counter() - begun
     cache.fits(max(one.report.scratch_bytes for one in programs))
-    shapes = _shapes(fit, cache)
+    shapes = cache.shapes(fit.backend, fit.adapter_sizes)
     tokens = min(tokens_a_sequence, shapes.max_model_len)
     states = 0 if shapes.cache.states is None else shapes.cache.states.num_bytes
     drafts = DRAFTS if config.speculation is None else config.speculation.num_speculative_tokens
@@ -118,7 +117,7 @@ def compiled_steps(
     devices = chips_of(topology_of(topology))
     fit = _fit(config, path, _known(devices[0]), len(devices))
     partition = fit.partition
-    mesh, shapes = DeviceMesh(tuple(devices[: partition.devices])), _shapes(fit, fit.planner())
+    mesh, shapes = DeviceMesh(tuple(devices[: partition.devices])), fit.planner().shapes(fit.backend, fit.adapter_sizes)
     decoder = _decoder(fit, mesh)
     manager = ExecutionManager(decoder, shapes, fit.backend, mesh, draft=_draft_decoder(fit, mesh))
     layout = shapes.layout(min(bucket for bucket in shapes.buckets if bucket >= tokens))
@@ -174,18 +173,6 @@ def _partition(config: EngineConfig, model: ModelSpec, chips: int) -> Partition:
             f"tensor_parallel_size {asked} is more than the {chips} chips of the topology: lower it"
         )
     return split(model, asked or most_devices(model, chips))
-
-
-def _shapes(fit: ChipFit, cache: CachePlanner) -> StepShapes:
-    sizes = fit.config.max_num_seqs, fit.config.max_num_batched_tokens, cache.max_model_len
-    return StepShapes(
-        *sizes,
-        cache.pool,
-        smallest_step=SMALLEST_ACCELERATOR_STEP,
-        host=cache.host,
-        adapters=adapter_sizes(fit.config, fit.dtype, fit.backend),
-        speculation=fit.config.speculation,
-    )
 
 
 def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report) -> list[CompiledProgram]:

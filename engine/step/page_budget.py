@@ -10,6 +10,7 @@ from jax.errors import JaxRuntimeError
 from caching.cache_groups import CacheGroups
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.tpu.tpu_chip import CHIPS
+from engine.adapters.slot_arrays import AdapterSizes
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.hardware.host_memory import available_bytes
@@ -18,6 +19,7 @@ from engine.models.spec import ModelSpec
 from engine.speculation.history import earlier_bytes
 from engine.step.backend import Backend
 from engine.step.host_cache.host_budget import host_budget
+from engine.step.step_shapes import StepShapes
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +97,20 @@ class CachePlanner:
                 f"a context of {available} token has no room for a prompt and an answer: raise max_model_len or num_pages"
             )
         return available
+
+    def shapes(self, backend: Backend, adapters: AdapterSizes | None) -> StepShapes:
+        """The sizes of steps over the pool. Raises as ``pool`` and ``max_model_len`` do."""
+        return StepShapes(
+            max_num_seqs=self._config.max_num_seqs,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            cache=self.pool,
+            smallest_step=backend.smallest_step,
+            skips_padding=backend.skips_padding and self.pool.states is None,
+            host=self.host,
+            adapters=adapters,
+            speculation=self._config.speculation,
+        )
 
     def fits(self, scratch_bytes: int) -> bool:
         """Whether the pool leaves ``scratch_bytes`` free for compiled steps; else it shrinks."""
