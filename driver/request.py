@@ -108,6 +108,14 @@ def error_sample(request_id: str, error: DriverError) -> ReturnSample:
     return ReturnSample(request_id=request_id, error=RequestError(error.code, str(error)))
 
 
+def done_sample(request_id: str, text: str, weight_version: int | None = None) -> ReturnSample:
+    """The answer to a command that has been done, in words."""
+    versions = [] if weight_version is None else [(weight_version, 0)]
+    return ReturnSample(
+        request_id=request_id, text=text, finish_reason="stop", usage=Usage(0, 0), weight_versions=versions
+    )
+
+
 class ReturnChannel(Protocol):
     """Takes the samples of a request on the driver's threads: must not block or raise."""
 

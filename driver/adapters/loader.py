@@ -7,7 +7,7 @@ from queue import Full
 from driver.adapters.commands import LoadAdapter, UnloadAdapter
 from driver.adapters.registry import AdapterRegistry
 from driver.errors import DriverError, InvalidRequest, Overloaded
-from driver.request import ReturnSample, Usage, error_sample
+from driver.request import done_sample, error_sample
 from driver.stages.queues import BoundedQueue, TurnQueue
 from driver.stages.stage import Stage
 from driver.thread_messages import AddAdapter
@@ -91,8 +91,7 @@ class AdapterLoader:
         except DriverError as error:
             self._fail(command, error)
         else:
-            sample = ReturnSample(request_id=command.request_id, text=done, finish_reason="stop", usage=Usage(0, 0))
-            command.channel.put(sample)
+            command.channel.put(done_sample(command.request_id, done))
 
     def _fail(self, command: LoadAdapter | UnloadAdapter, error: DriverError) -> None:
         command.channel.put(error_sample(command.request_id, error))

@@ -13,9 +13,9 @@ from driver.execution.inbox import Inbox
 from driver.execution.items import Changed, Item, Overdue, source
 from driver.execution.progress import Progress
 from driver.open_requests import OpenRequest
-from driver.operations.engine_changes import EngineChanges, done
+from driver.operations.engine_changes import EngineChanges
 from driver.operations.weight_updates import FinishWake, UpdateWeights
-from driver.request import ReturnSample, error_sample
+from driver.request import ReturnSample, done_sample, error_sample
 from driver.stages.engine_protocol import Engine
 from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.stage import Stage
@@ -168,7 +168,7 @@ class ExecutionLoop:
             case ResetPrefixCache(request_id=request_id, channel=channel):
                 count = self._engine.reset_prefix_cache()
                 text = f"the prefix cache is empty: {count} pages are forgotten"
-                return partial(channel.put, done(request_id, text))
+                return partial(channel.put, done_sample(request_id, text))
             case AddAdapter():
                 self._engine.add_adapter(item.adapter)
                 return partial(item.done, None)
@@ -231,7 +231,7 @@ class ExecutionLoop:
                 self._profiler.start(directory)
         except ProfilerError as refusal:
             return error_sample(command.request_id, InvalidRequest(str(refusal)))
-        return done(command.request_id, directory)
+        return done_sample(command.request_id, directory)
 
     def _admit(self, message: Admit) -> None:
         request, params = message.opened.request, message.opened.params

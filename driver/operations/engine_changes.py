@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from driver.errors import InvalidRequest, Overloaded
 from driver.operations.weight_updates import FinishWake, RereadWeights, UpdateWeights
-from driver.request import ReturnSample, UpdateMode, Usage, error_sample
+from driver.request import ReturnSample, UpdateMode, done_sample, error_sample
 from driver.stages.engine_protocol import Engine
 from driver.thread_messages import Change, PauseEngine, ResumeEngine, SleepEngine, WakeEngine
 from engine.device_errors import DeviceError
@@ -116,7 +116,7 @@ class EngineChanges:
             return error_sample(change.request_id, InvalidRequest("the daemon was woken before it slept"))
         self._engine.sleep(change.level)
         self._num_sleeps += 1
-        return done(change.request_id, "asleep")
+        return done_sample(change.request_id, "asleep")
 
     def _wake(self, change: WakeEngine) -> ReturnSample | None:
         if not change.weights or self._engine.missing_weights is None:
@@ -141,8 +141,8 @@ class EngineChanges:
     def _woken(self, request_id: str, *, weights: bool) -> ReturnSample:
         stats = self._engine.stats()
         if weights and stats.awaits_weights:
-            return done(request_id, f"asleep: {AWAITS_WEIGHTS}")
-        return done(request_id, "asleep" if stats.asleep else "awake")
+            return done_sample(request_id, f"asleep: {AWAITS_WEIGHTS}")
+        return done_sample(request_id, "asleep" if stats.asleep else "awake")
 
     def _pause(self, change: PauseEngine) -> ReturnSample:
         self._settle(abort=change.mode == "abort")
@@ -151,7 +151,7 @@ class EngineChanges:
             self._refuse_deferred_updates()
         if change.clear_cache:
             self._engine.forget_cache()
-        return done(change.request_id, "paused")
+        return done_sample(change.request_id, "paused")
 
     def _refuse_deferred_updates(self) -> None:
         """Those in mode wait, as ``_update`` would. Updates are done one after another, so that no other one would be
@@ -165,7 +165,7 @@ class EngineChanges:
             self._deferred.remove(pause)
             pause.channel.put(error_sample(pause.request_id, InvalidRequest("the daemon was resumed before it paused")))
         self.paused = False
-        return done(change.request_id, "serving")
+        return done_sample(change.request_id, "serving")
 
     def _update(self, change: UpdateWeights) -> ReturnSample:
         order, staged = change.order, change.staged
@@ -185,7 +185,7 @@ class EngineChanges:
         logger.info(
             "%s, written in %.3g s", what, seconds, extra={"weight_version": version, "weight_name": order.name}
         )
-        return done(change.request_id, what, weight_version=version)
+        return done_sample(change.request_id, what, weight_version=version)
 
     def _refused(self, change: UpdateWeights, why: str) -> ReturnSample:
         self._engine.discard_weights(change.staged)
@@ -200,14 +200,6 @@ class EngineChanges:
         if abort:
             for sequence_id in (*self._engine.sequence_ids, *self._held):
                 self._end(sequence_id, "abort")
-
-
-def done(request_id: str, text: str, weight_version: int | None = None) -> ReturnSample:
-    """The answer to a command that has been done, in words."""
-    versions = [] if weight_version is None else [(weight_version, 0)]
-    return ReturnSample(
-        request_id=request_id, text=text, finish_reason="stop", usage=Usage(0, 0), weight_versions=versions
-    )
 
 
 def _mode(change: PauseEngine | UpdateWeights) -> UpdateMode:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from driver.errors import InvalidRequest
-from driver.request import ReturnChannel, ReturnSample, Usage, error_sample
+from driver.request import ReturnChannel, done_sample, error_sample
 from engine.errors import ConfigurationError
 from ipc.errors import KeyFileError
 from ipc.process.systemd import notify, notify_reloading
@@ -50,5 +50,5 @@ class Reloads:
         notify("READY=1")
         if asker is not None:
             request_id, channel = asker
-            done = ReturnSample(request_id=request_id, text=text, finish_reason="stop", usage=Usage(0, 0))
-            channel.put(error_sample(request_id, InvalidRequest(text)) if wrong else done)
+            refusal = error_sample(request_id, InvalidRequest(text))
+            channel.put(refusal if wrong else done_sample(request_id, text))
