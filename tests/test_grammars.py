@@ -7,11 +7,11 @@ from grammar_constraints import ENDLESS, LIMITS, advance, allowed, begin, hear, 
 from tokenizer_files import build_byte_level
 
 from driver.errors import InternalError, InvalidRequest
-from driver.grammars.compiler import LAST, GrammarCompiler, GrammarRefused
+from driver.grammars.compiler import LAST, GrammarCompiler, GrammarRefused, refused
 from driver.grammars.matcher import Grammar, GrammarError, MaskedTokenizer
 from driver.grammars.protocol import GrammarJob, TokenizerDefinition
 from driver.text.json_schema import without_additional_properties
-from engine.request_limits import MAX_CHOICES, ServingLimits
+from engine.request_limits import MAX_CHOICES, MAX_ERROR_LENGTH, ServingLimits
 from engine.structured_outputs import StructuredOutputsParams
 from ipc.openai.structural_tag import TagStructure, tag_grammar
 
@@ -171,6 +171,18 @@ def test_a_token_that_the_grammar_does_not_allow_is_an_error(grammars, tokenizer
     advance(constraint, tokenizer.encode("x")[0])
 
     assert constraint.error is not None and constraint.error.startswith("structured_outputs: ")
+
+
+def test_an_error_that_quotes_the_grammar_is_cut_in_its_middle(grammars):
+    """Once, with its true length: the grammar is quoted twice."""
+    params = StructuredOutputsParams(grammar="start: /(" + 600 * "a" + "/")
+
+    with pytest.raises(GrammarRefused) as caught:
+        grammars.compile(grammars.job(params), LAST)
+    error = str(refused(params, caught.value))
+
+    assert error.startswith("structured_outputs.grammar: at 1(8): invalid regex") and error.rstrip().endswith("^")
+    assert len(error) == MAX_ERROR_LENGTH and int(error.split("[... ")[1].split()[0].replace(",", "")) > 1200
 
 
 def test_a_tokenizer_that_cannot_be_followed_is_our_error(tokenizer, monkeypatch, capfd):

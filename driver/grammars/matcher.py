@@ -18,8 +18,6 @@ from driver.grammars.protocol import GrammarJob, TokenizerDefinition
 AHEAD_SECONDS = 0.001
 """Processor time that an answer may take to look ahead, on average: with the mask itself, if that
 is as quick, it is what a token costs nothing (FREE_SECONDS of matcher_pool)."""
-MAX_ERROR = 500
-"""Characters that we pass on of an error of llguidance, which may quote the grammar."""
 NO_TOKEN = "no token of this model can come next"
 
 
@@ -170,4 +168,4 @@ def _definition(job: GrammarJob) -> str:
 def _check(matcher: LLMatcher) -> None:
     if matcher.is_error():
         error = matcher.get_error().replace("<non-verbose/>", "").strip()
-        raise GrammarError(NO_TOKEN if error == "NoExtensionBias" else error[:MAX_ERROR])
+        raise GrammarError(NO_TOKEN if error == "NoExtensionBias" else error)
