@@ -17,9 +17,9 @@ from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, Pa
 from caching.attention.xla_attention import XLAAttention
 from caching.page_dtype import as_read, as_stored, rounded
 from caching.tpu import jax_attention
-from caching.tpu.jax_attention import LANES, TPUAttention, block_pages, stored_heads
+from caching.tpu.jax_attention import TPUAttention, block_pages, stored_heads
 from caching.tpu.pallas_attention import PallasAttention
-from caching.tpu.tpu_chip import CHIPS
+from caching.tpu.tpu_chip import CHIPS, LANES
 from caching.tpu.tpu_kernels import JAX
 from engine import build, served_model
 from engine.config import EngineConfig

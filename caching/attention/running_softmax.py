@@ -11,7 +11,7 @@ from jax import Array
 from caching.page_manager import SINK_PAGE
 
 MASKED = -1e30
-"""Score of a masked key; finite, so that a row without keys gives numbers and not NaN."""
+"""Score of a masked key; finite, so that a row or a block without keys gives numbers and not NaN."""
 
 
 def padded_pages(page_indices: Array, block_pages: int) -> Array:

@@ -20,10 +20,7 @@ from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, Pa
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import is_scaled, rounded
 from caching.paged_attention_cache import PagedAttentionCache
-from caching.tpu.tpu_chip import Chip
-
-LANES, SUBLANES = 128, 8
-"""A vector register is LANES * SUBLANES numbers of 32 bits."""
+from caching.tpu.tpu_chip import LANES, SUBLANES, VMEM_LIMIT_BYTES, Chip
 
 LATENCY = 1.3e-6
 """Seconds to fetch one block of keys and values: several times a transfer's latency."""
@@ -33,9 +30,6 @@ MAX_BLOCK_PAGES = 16
 
 QUERY_BLOCK = 32
 """Queries computed together; jax's own tables mostly have 32, at most 64."""
-
-VMEM_LIMIT_BYTES = 64 * 2**20
-"""Of the 128 MiB of a v5e or v6e; the compiler's default of 16 MiB is too small for wide heads."""
 
 TABLE_BYTES = 2**20 - 2**16
 """Of a chip's 1 MiB of scalar memory; lengths and the kernel itself have the rest."""

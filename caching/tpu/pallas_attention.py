@@ -22,11 +22,11 @@ from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, Pa
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import is_scaled, rounded
 from caching.paged_attention_cache import PagedAttentionCache
-from caching.tpu.jax_attention import VMEM_LIMIT_BYTES, block_pages
-from caching.tpu.pallas_geometry import LANES, SUBLANES, Geometry, Ref, Table, TableBlocks, granule, piece, table_blocks
+from caching.tpu.jax_attention import block_pages
+from caching.tpu.pallas_geometry import Geometry, Ref, Table, TableBlocks, granule, piece, table_blocks
 from caching.tpu.pallas_rows import Rows
 from caching.tpu.pallas_writes import replicated, write_rows
-from caching.tpu.tpu_chip import Chip
+from caching.tpu.tpu_chip import LANES, SUBLANES, VMEM_LIMIT_BYTES, Chip
 
 TILE_ROWS = 256
 """Queries of a tile times query heads per kv head."""

@@ -15,9 +15,7 @@ from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
 from caching.tpu.jax_attention import TABLE_BYTES
-
-LANES, SUBLANES = 128, 8
-"""A vector register is LANES * SUBLANES numbers of 32 bits."""
+from caching.tpu.tpu_chip import LANES, SUBLANES
 
 Ref = Any
 """A reference to memory inside a kernel; Pallas has no public type for it."""

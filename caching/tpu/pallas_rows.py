@@ -17,14 +17,12 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from caching.attention.running_softmax import MASKED
 from caching.attention.spec import AttentionSpec
 from caching.tpu.pallas_geometry import Geometry, Ref, Table, as_tokens, as_words, bits_before
 
 UNROLLED_HEADS = 8
 """The most heads of a decoding row that are unrolled; more take the compiler too long."""
-
-MASKED = -1e30
-"""Score of a masked key; finite, so that a block with no visible key gives numbers."""
 
 
 class Span(NamedTuple):

@@ -2,6 +2,12 @@
 
 from dataclasses import dataclass
 
+LANES, SUBLANES = 128, 8
+"""A vector register is LANES * SUBLANES numbers of 32 bits."""
+
+VMEM_LIMIT_BYTES = 64 * 2**20
+"""Of the 128 MiB of a v5e or v6e; the compiler's default of 16 MiB is too small for wide heads of attention."""
+
 
 @dataclass(frozen=True)
 class Chip:

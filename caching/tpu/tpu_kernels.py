@@ -14,8 +14,7 @@ from caching.tpu import jax_attention as tpu_attention
 from caching.tpu import pallas_attention
 from caching.tpu.jax_attention import TPUAttention
 from caching.tpu.pallas_attention import PallasAttention
-from caching.tpu.pallas_geometry import LANES
-from caching.tpu.tpu_chip import Chip
+from caching.tpu.tpu_chip import LANES, Chip
 
 CONTEXTS = range(32, 4096, 32)
 """Lengths in tokens at which kernels are compared, all with the same weight."""

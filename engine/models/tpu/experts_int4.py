@@ -16,6 +16,8 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from caching.tpu.tpu_chip import LANES, VMEM_LIMIT_BYTES
+
 INPUTS_OF_TILE = 64
 """Rows of a tile of int4 in HBM: a group of inputs is of whole tiles."""
 SCALES_OF_TILE = 8
@@ -24,8 +26,6 @@ LEAST_ROWS, MOST_ROWS = 32, 128
 """Of a tile, which the rows of an expert seldom fill, and of a TPU's matrix unit."""
 WIDENED_NUMBERS = 2**22
 """Inputs times columns that are widened at a time, to 8 MiB of bfloat16."""
-LANES = 128
-VMEM_LIMIT_BYTES = 64 * 2**20
 
 Ref = Any
 Index = tuple[Any, ...]
