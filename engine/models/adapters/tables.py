@@ -17,9 +17,8 @@ from engine.models.adapters.adapted_table import AdaptedTable, GroupedRows, Mask
 from engine.models.adapters.kernels import AdaptedKernel, Factors, whole_rank
 from engine.models.weights import panels
 from engine.models.weights.parameters import Parameter, Role, TensorRule
+from engine.models.weights.sources.tensor_source import HEAD
 from engine.models.weights.weight_format import Layout, Leaf, table_width
-
-HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)

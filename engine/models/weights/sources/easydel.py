@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError, DownloadFailed
 from engine.models.weights.sources.checkpoint import read_json
-from engine.models.weights.sources.tensor_source import TensorInfo, read_dtype
+from engine.models.weights.sources.tensor_source import HEAD, TensorInfo, read_dtype
 
 TENSORSTORE_INDEX = "tensorstore_index.json"
 MODEL = "model"
@@ -25,7 +25,6 @@ ARRAYS = f"{MODEL}/*"
 """A pattern of the files of its arrays."""
 _FUSED = {"gate_up_proj": ("gate_proj", "up_proj")}
 """Kernels side by side in one array, in this order."""
-HEAD = "lm_head.weight"
 _TABLES = ("embed_tokens",)
 """Modules whose array is [vocabulary, hidden] in both."""
 

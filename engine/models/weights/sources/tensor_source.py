@@ -13,6 +13,7 @@ from engine.errors import ConfigurationError
 from engine.models.weights.sources.safetensors_header import DTYPES
 
 HEAD = "lm_head.weight"
+"""The table of logits of a checkpoint that does not tie it to that of embeddings."""
 FLOATS = ("F32", "F16", "BF16")
 """The dtypes of tensors that are served as they are stored."""
 
