@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import ConfigurationError
-from engine.models.weights.sources.checkpoint import read_json
+from engine.models.weights.sources.checkpoint import config_file, read_json
 
 FAMILIES = Path(__file__).parent / "families"
 """The folder of the families that oDriver ships."""
@@ -28,9 +28,7 @@ def named_families(folder: Path = FAMILIES) -> dict[str, str]:
 
 def check_family(directory: Path) -> None:
     """Raises ConfigurationError for a directory of no such family, or without a config.json."""
-    path = directory / "config.json"
-    if not path.is_file():
-        raise ConfigurationError(f"{directory} has no config.json: give the directory of a Hugging Face model")
+    path = config_file(directory)
     kind = read_json(path, _Kind)
     if kind.model_type not in named_families():
         raise ConfigurationError(f"{path}: {unsupported(kind.model_type, named_families())}")

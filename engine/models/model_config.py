@@ -19,7 +19,7 @@ from engine.models.generation_config import ids_of, read_generation_config
 from engine.models.requirements import UnsupportedError, require
 from engine.models.spec import ModelSpec
 from engine.models.weights.published.formats import KEYS, MODELOPT_FILE, published_format
-from engine.models.weights.sources.checkpoint import read_json, stored_names
+from engine.models.weights.sources.checkpoint import config_file, read_json, stored_names
 from engine.models.weights.sources.tensor_source import HEAD
 from engine.request_limits import MOST_EOS_TOKEN_IDS
 
@@ -72,9 +72,7 @@ def read_model_config(directory: Path, families: Path = FAMILIES) -> ModelSpec:
     """
     if not directory.is_dir():
         raise ConfigurationError(f"{directory} is not a directory: give the path of a downloaded model")
-    path = directory / "config.json"
-    if not path.is_file():
-        raise ConfigurationError(f"{directory} has no config.json: give the directory of a Hugging Face model")
+    path = config_file(directory)
     model = read_config_file(path, families)
     names = stored_names(directory) if model.unserved and TIED not in read_json(path, dict[str, Any]) else None
     return model if names is None else replace(model, tied_embeddings=not any(name.endswith(HEAD) for name in names))

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigurationError
-from engine.models.weights.sources.checkpoint import read_json
+from engine.models.weights.sources.checkpoint import config_file, read_json
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 """Of the authors and SpecForge; of vLLM; of vLLM's speculators, first and later."""
@@ -35,8 +35,6 @@ def check_assistant(directory: Path) -> None:
 
 def _architectures(directory: Path, kind: str) -> tuple[Path, list[Any]]:
     """A directory's config.json, and the architectures in it."""
-    path = directory / "config.json"
-    if not path.is_file():
-        raise ConfigurationError(f"{directory} has no config.json: give the directory of {kind}")
+    path = config_file(directory, kind)
     given = read_json(path, dict[str, Any]).get("architectures")
     return path, given if isinstance(given, list) else []

@@ -108,6 +108,15 @@ def weight_names(directory: Path) -> list[str]:
     return sorted(set(read_json(directory / INDEX_FILE, _Index).weight_map.values()))
 
 
+def config_file(directory: Path, kind: str = "a Hugging Face model") -> Path:
+    """The ``config.json`` of a directory. Raises ConfigurationError, with what is to be named, if it
+    has none."""
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ConfigurationError(f"{directory} has no config.json: give the directory of {kind}")
+    return path
+
+
 def read_json(path: Path, shape: type[Content]) -> Content:
     """A JSON file as ``shape``; as transformers writes it, it may have Infinity and NaN for numbers.
 
