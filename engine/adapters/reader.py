@@ -27,6 +27,7 @@ from engine.adapters.peft import (
 from engine.adapters.places import FusedPlace, Place, Places, places_of
 from engine.adapters.slot_arrays import SlotArrays
 from engine.errors import ConfigurationError
+from engine.hub.names import BUCKET
 from engine.live.read_files import open_file
 from engine.models.adapters.kernels import AdaptedWeight, Factors
 from engine.models.adapters.tables import AdaptedEmbedding, AdaptedHead
@@ -232,7 +233,7 @@ def _block(kernel: AdaptedWeight, a: Factors, b: Factors) -> list[NDArray[Any]]:
 @contextmanager
 def _opened(directory: str) -> Iterator[tuple[bytes, TensorSource]]:
     """The content of the configuration, and the tensors."""
-    if directory.startswith("gs://"):
+    if directory.startswith(BUCKET):
         from engine.models.weights.sources.bucket_source import STREAMS, bucket_checkpoint, bucket_errors, bucket_path
 
         with ThreadPoolExecutor(STREAMS, "bucket") as pool:

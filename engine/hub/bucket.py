@@ -5,6 +5,7 @@ from pathlib import Path
 
 from caching.cpu_kernels import cache_home
 from engine.errors import ConfigurationError
+from engine.hub.names import bucket_parts
 from engine.hub.small_files import is_small
 from engine.models.weights.sources.bucket_source import bucket_errors, bucket_path
 from engine.models.weights.sources.checkpoint import INDEX_FILE, SINGLE_FILE
@@ -15,8 +16,8 @@ def copy_small(url: str) -> Path:
 
     Raises ConfigurationError, and DownloadFailed if another attempt may succeed.
     """
-    parts = url.removeprefix("gs://").strip("/").split("/")
-    if not all(parts) or ".." in parts:
+    parts = bucket_parts(url)
+    if parts is None:
         raise ConfigurationError(f"{url} is no directory in a bucket: they are like gs://BUCKET/DIRECTORY")
     local = cache_home().joinpath("buckets", *parts)
     with bucket_errors(url):

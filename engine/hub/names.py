@@ -8,6 +8,7 @@ from engine.errors import ConfigurationError
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _OLLAMA = re.compile(r"(?:[\w.-]+/)*[\w.-]+:[\w.-]+")
+BUCKET = "gs://"
 EXAMPLE = "Qwen/Qwen3-0.6B"
 DEMO_MODEL = Path(__file__).parent.parent / "models" / "demo"
 """The small model that oDriver ships. It is the default."""
@@ -41,7 +42,7 @@ def place_of(name: str) -> Place:
             f"{name}: GGUF files are not read: give the repository or directory of the same model in safetensors, "
             f"such as {EXAMPLE}"
         )
-    if name.startswith("gs://"):
+    if name.startswith(BUCKET):
         return Place.BUCKET
     if _REPOSITORY.fullmatch(name):
         return Place.HUB
@@ -55,6 +56,17 @@ def place_of(name: str) -> Place:
         f"{name} is not a directory: give that of a downloaded model, a name of the Hugging Face hub such as "
         f"{EXAMPLE}, or gs://BUCKET/DIRECTORY"
     )
+
+
+def bucket_parts(url: str) -> list[str] | None:
+    """The names of a bucket and of each directory down to one in it; None if the URL is of none."""
+    parts = url.removeprefix(BUCKET).strip("/").split("/")
+    return parts if all(map(is_name, parts)) else None
+
+
+def is_name(part: str) -> bool:
+    """Whether a part of a path is a name, and not one of those that lead elsewhere."""
+    return part not in ("", ".", "..")
 
 
 def served_name(name: str) -> str:

@@ -5,9 +5,8 @@ import stat
 from pathlib import Path
 
 from engine.errors import ConfigurationError
+from engine.hub.names import BUCKET, bucket_parts, is_name
 from engine.request_limits import MAX_PATH_LENGTH
-
-_BUCKET = "gs://"
 
 
 class OutsideRoot(ValueError):
@@ -25,12 +24,12 @@ class Root:
 
     def __init__(self, root: str, setting: str) -> None:
         self._setting = setting
-        self._bucket = root.startswith(_BUCKET)
+        self._bucket = root.startswith(BUCKET)
         if self._bucket:
-            parts = root.removeprefix(_BUCKET).strip("/").split("/")
-            if not all(map(_is_name, parts)):
+            parts = bucket_parts(root)
+            if parts is None:
                 raise ConfigurationError(f"{setting}: {root} is no directory in a bucket: gs://BUCKET/DIRECTORY")
-            self._root = _BUCKET + "/".join(parts)
+            self._root = BUCKET + "/".join(parts)
         else:
             self._root = os.path.realpath(root)
             if not Path(self._root).is_dir():
@@ -50,7 +49,7 @@ class Root:
 
     def _in_bucket(self, path: str) -> str:
         below = path.removeprefix(self._root + "/").rstrip("/")
-        if not all(map(_is_name, below.split("/"))):
+        if not all(map(is_name, below.split("/"))):
             raise self._outside(path)
         return f"{self._root}/{below}"
 
@@ -80,7 +79,3 @@ class Root:
 
     def _outside(self, path: str) -> OutsideRoot:
         return OutsideRoot(f"{path} is not below {self._setting}, and nothing else is read")
-
-
-def _is_name(part: str) -> bool:
-    return part not in ("", ".", "..")

@@ -9,6 +9,7 @@ from flax import nnx
 from jax import Array
 
 from engine.errors import ConfigurationError
+from engine.hub.names import BUCKET
 from engine.live.read_files import open_files
 from engine.live.shared_arrays import open_shared
 from engine.live.staging import StagedWeights, stage, write
@@ -30,7 +31,6 @@ from engine.models.weights.sources.tensor_source import Arrays, TensorSource
 from engine.served_model import ServedModel
 from engine.step.compilation import counted_apart
 
-BUCKET = "gs://"
 MAY_DIFFER = ("dtype", "published", "tensors", "eos_token_ids")
 """Fields of a ModelSpec that say how weights are stored, and the tokens that end an answer, which
 stay those of the start. Weights in another published format are not read, but floats are."""

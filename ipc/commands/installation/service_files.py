@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from engine.adapters.lora_modules import paths_by_name
 from engine.config import EngineConfig
-from engine.hub.names import Place, directory_of, place_of
+from engine.hub.names import BUCKET, Place, directory_of, place_of
 from engine.speculation.speculative_config import parse_speculative_config
 from ipc.commands.installation.systemd_units import STATE, USER_NAME
 from ipc.service.configuration import DaemonConfig
@@ -18,7 +18,6 @@ from ipc.service.http_config import HttpConfig
 from ipc.service.settings import SETTINGS
 from ipc.wire.addresses import checked_address
 
-BUCKET = "gs://"
 MODELS = ("model", "tokenizer", "generation_config")
 """Settings that name a directory, where there is one, or something else."""
 ROOTS = ("adapter_root", "weights_root")

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError, DownloadFailed
+from engine.hub.names import BUCKET
 from engine.models.weights.sources.checkpoint import read_json
 from engine.models.weights.sources.tensor_source import HEAD, TensorInfo, read_dtype
 
@@ -97,7 +98,7 @@ class EasyDeLCheckpoint:
                 self._open[path] = tensorstore.open(spec, open=True, read=True).result()
             return np.asarray(self._open[path][index].read().result())
         except ValueError as error:
-            broken = DownloadFailed if self.origin.startswith("gs://") else ConfigurationError
+            broken = DownloadFailed if self.origin.startswith(BUCKET) else ConfigurationError
             raise broken(f"{self.origin}/{path} cannot be read: {error}") from error
 
 
