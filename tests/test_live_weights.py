@@ -1,5 +1,6 @@
 """Weights that change under an engine: the tokens of the new ones, and all or nothing."""
 
+import json
 import random
 import threading
 from collections.abc import Iterator
@@ -232,6 +233,20 @@ def test_some_tensors_alone_change_as_if_all_had_been_loaded(
 
         write_tensors(directory, tensors)
         assert_same(served(engine), loaded(directory, **settings))
+
+
+def test_the_text_model_alone_replaces_that_of_a_checkpoint_with_other_parts(tmp_path: Path) -> None:
+    """As a trainer saves it that has dropped the vision tower; its config.json is the text model's."""
+    beside = build_checkpoint(tmp_path / "beside", "mistral_vision")
+    text = json.loads((beside / "config.json").read_bytes())["text_config"]
+    alone = build_checkpoint(tmp_path / "alone", "mistral_vision", seed=5)
+    (alone / "config.json").write_text(json.dumps(text))
+    write_tensors(alone, random_tensors(text, 5))
+    engine = build(beside)
+
+    update(engine, WeightFiles(str(alone)))
+
+    assert_same(served(engine), loaded(alone))
 
 
 def spoilt(tensors: Tensors, name: str, place: tuple[int, ...], value: float) -> Tensors:
