@@ -83,25 +83,25 @@ class ModelIOProcessor:
         needed = self._needed(plan, slots, samples)
         prompt_logprobs = prompt_logprobs_of(plan) if Need.PROMPT_LOGPROBS in needed else []
         return StepDescription(
-            layout.tokens,
-            packed,
-            needed,
-            [] if fits else list(SEPARATE.pack_all(changes, self._shapes)),
-            [(one.slot, bias_of(one, self._vocab_size)) for one in plan.admitted if self._has(one, Need.BIAS)],
-            [
+            tokens=layout.tokens,
+            packed=packed,
+            needs=needed,
+            changes=[] if fits else list(SEPARATE.pack_all(changes, self._shapes)),
+            bias=[(one.slot, bias_of(one, self._vocab_size)) for one in plan.admitted if self._has(one, Need.BIAS)],
+            penalties=[
                 (one.slot, penalties_of(one, self._vocab_size))
                 for one in plan.admitted
                 if self._has(one, Need.PENALTIES)
             ],
-            self._pieces(plan.admitted),
-            self._masks(plan, layout) if plan.constrained else None,
-            prompt_tokens(plan, prompt_logprobs) if prompt_logprobs else None,
-            bool(plan.read_slots),
-            self._keep(plan, layout) if plan.late else None,
-            any(plan.samples),
-            drafted,
-            self._feeds_drafts and len(plan.drafted) < plan.num_rows,
-            self._expected(plan) if plan.expected else None,
+            history=self._pieces(plan.admitted),
+            masks=self._masks(plan, layout) if plan.constrained else None,
+            prompt_tokens=prompt_tokens(plan, prompt_logprobs) if prompt_logprobs else None,
+            has_adapters=bool(plan.read_slots),
+            kept=self._keep(plan, layout) if plan.late else None,
+            samples=any(plan.samples),
+            drafted=drafted,
+            feeds_draft_model=self._feeds_drafts and len(plan.drafted) < plan.num_rows,
+            expected=self._expected(plan) if plan.expected else None,
         ), prompt_logprobs
 
     def _blank(self, layout: StepLayout) -> NDArray[np.int32]:
