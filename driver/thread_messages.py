@@ -1,10 +1,9 @@
 """The messages between the driver's threads.
 
-The inbox of the execution thread takes Admit, AbortSequences, Finished, SleepEngine, WakeEngine,
-FinishWake, PauseEngine, ResumeEngine, UpdateWeights, ProfileEngine, ResetPrefixCache, AddAdapter,
-RemoveAdapter, Compiled and Stop. It is unbounded; senders of an Admit wait briefly where many are there. The queue of the summary thread is
-short, and only the execution thread puts into it: Opened, StepOutputs and Ended. One queue carries
-a request's opening, tokens and end, so their order holds.
+The inbox of the execution thread takes each Inbound. It is unbounded; senders of an Admit wait
+briefly where many are there. The queue of the summary thread is short, and only the execution
+thread puts a Summary into it. One queue carries a request's opening, tokens and end, so their order
+holds.
 """
 
 from collections.abc import Callable
