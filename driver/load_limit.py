@@ -75,7 +75,7 @@ class LoadLimit:
     def _check(self, new: OpenRequest) -> None:
         tokens, requests = self._tokens.total, self._requests.share(self._max_requests, 1, new.holder)
         if not requests.fits:
-            raise self._overloaded(_too_many(requests, "requests"), tokens)
+            raise self._overloaded(_too_many(requests), tokens)
         prompts = self._tokens.share(self._max_tokens, new.num_prompt_tokens, new.holder)
         has_room = tokens + new.num_prompt_tokens <= self._max_tokens
         if not self._waiting or prompts.fits or (not prompts.own and has_room):
@@ -111,10 +111,10 @@ class LoadLimit:
         return round(min(MOST_DELAY, max(LEAST_DELAY, tokens / 2 / rate)), 1)
 
 
-def _too_many(requests: Share, what: str) -> str:
+def _too_many(requests: Share) -> str:
     if requests.own == requests.total or requests.own < requests.part:
-        return f"{requests.total:,} {what} wait already"
-    return f"{requests.own:,} {what} of yours wait already, and others' too: {requests.part:,} is your part"
+        return f"{requests.total:,} requests wait already"
+    return f"{requests.own:,} requests of yours wait already, and others' too: {requests.part:,} is your part"
 
 
 class TokenizerLimit:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from tokenizer_files import CHAT_TEMPLATE, TOOL_TEMPLATE, build_byte_level, writ
 from transformers import AutoTokenizer
 
 from driver.errors import InvalidRequest
+from driver.request import TokenizerRequest
 from driver.text.conversation import checked_chat
-from driver.text.tokenizer import HuggingFaceTokenizer, text_token_ids
+from driver.text.tokenizer import HuggingFaceTokenizer, prompt_token_ids
 from engine.errors import ConfigurationError
 
 
@@ -217,8 +219,9 @@ def test_templates_may_use_what_transformers_gives_them(tmp_path: Path) -> None:
 
 def test_half_a_surrogate_pair_is_the_clients(tokenizer: HuggingFaceTokenizer) -> None:
     """A prompt that no UTF-8 can carry is refused, with the place."""
+    request = TokenizerRequest(request_id="one", channel=SimpleQueue(), prompt="ab\ud83d")
     with pytest.raises(InvalidRequest, match="character 2"):
-        text_token_ids("the prompt", "ab\ud83d", tokenizer.encode, tokenizer, most=9)
+        prompt_token_ids(request, tokenizer.encode, tokenizer, 9)
 
 
 def test_a_model_without_chat_template_refuses_messages(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def _whole_prompt(
 ) -> list[int]:
     if request.messages is not None:
         chat = checked_chat(request.messages, request.tools, request.chat_template_kwargs)
-        return text_token_ids("the prompt", tokenizer.render(chat), tokenizer.encode_word, tokenizer, most, slack)
+        return _text_token_ids(tokenizer.render(chat), tokenizer.encode_word, tokenizer, most, slack)
     if request.tools or request.chat_template_kwargs:
         raise InvalidRequest("tools and chat_template_kwargs are for the chat template: send messages")
     if isinstance(request.prompt, list):
@@ -230,20 +230,15 @@ def _whole_prompt(
         return list(request.prompt)
     if not isinstance(request.prompt, str):
         raise InvalidRequest(f"prompt must be a string or a list of token ids, not {type(request.prompt).__name__}")
-    return text_token_ids("the prompt", request.prompt, encode, tokenizer, most, slack)
+    return _text_token_ids(request.prompt, encode, tokenizer, most, slack)
 
 
-def text_token_ids(
-    what: str,
-    text: str,
-    encode: Callable[[str], list[int]],
-    tokenizer: HuggingFaceTokenizer,
-    most: int,
-    slack: int = 1,
+def _text_token_ids(
+    text: str, encode: Callable[[str], list[int]], tokenizer: HuggingFaceTokenizer, most: int, slack: int
 ) -> list[int]:
-    """The ids of a text; refuses one that ``check_fits`` refuses before it is tokenised."""
-    check_encodable(what, text)
-    check_fits(what, tokenizer.least_tokens(text), most, slack, "at least ")
+    """The ids of a prompt's text; refuses one that ``check_fits`` refuses before it is tokenised."""
+    check_encodable("the prompt", text)
+    check_fits("the prompt", tokenizer.least_tokens(text), most, slack, "at least ")
     return encode(text)
 
 
