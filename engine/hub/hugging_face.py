@@ -41,8 +41,8 @@ def download_small(repository: str, revision: str | None, patterns: tuple[str, .
         return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns)))
 
 
-def download_weights(repository: str, directory: Path, report: Report, check_index: Callable[[], None]) -> None:
-    """Complete a snapshot. Raises as ``download_small``, and first if the disk has no room, or if ``check_index``
+def download_weights(repository: str, directory: Path, report: Report, check_index: Callable[[], None] | None) -> None:
+    """Complete a snapshot. Raises as ``download_small``, and first if the disk has no room, or if a ``check_index``
     refuses the tensors that the snapshot's index names, which is called where that is of the files that come."""
     if (directory / TENSORSTORE_INDEX).is_file():
         wanted = [ARRAYS]
@@ -57,7 +57,7 @@ def download_weights(repository: str, directory: Path, report: Report, check_ind
         files = [file for file in files if file.filename == SINGLE_FILE] or files
         if not files:
             raise ConfigurationError(_without_weights(repository, HfApi().list_repo_files(repository, revision=commit)))
-        if files[0].filename != SINGLE_FILE:
+        if check_index is not None and files[0].filename != SINGLE_FILE:
             check_index()
         missing = [file for file in files if file.will_download]
         total = sum(file.file_size or 0 for file in missing)

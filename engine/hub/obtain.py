@@ -77,7 +77,8 @@ def _download_weights(name: str, directory: Path, report: Report, check: Callabl
     from engine.models.heads.mtp_layer import check_stored
 
     prefix = check(directory)
-    download_weights(name, directory, report, lambda: check_stored(directory, prefix or ""))
+    check_index = None if prefix is None else partial(check_stored, directory, prefix)
+    download_weights(name, directory, report, check_index)
 
 
 def _check_model(directory: Path, speculation: SpeculativeConfig | None = None) -> str | None:

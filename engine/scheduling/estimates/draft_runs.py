@@ -60,9 +60,11 @@ class DraftRuns:
     def land(self, num_granted: int, num_there: int, num_right: int, *, more: bool) -> None:
         """A step had so many drafts of those that were there, of which the first ``num_right`` were
         right; behind its tokens there are ``more``, or none."""
-        judged, last = min(num_granted, num_there), self._uncounted
-        if num_granted and last is not None and not (last[1] and judged and not num_right):
-            self._count(last[0], int(last[1]), int(not last[1]))
+        judged = min(num_granted, num_there)
+        if num_granted and self._uncounted is not None:
+            depth, was_right = self._uncounted
+            if not (was_right and judged and not num_right):
+                self._count(depth, int(was_right), int(not was_right))
         self._uncounted = None
         went_on = bool(num_there) and num_right == judged and more
         if judged:
