@@ -16,8 +16,8 @@ from flax import nnx
 from loading import load
 
 from engine.mesh import one_device
+from engine.models.layers.norm import RMSNorm
 from engine.models.model_config import read_model_config
-from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
 from engine.models.weights import panels
 from engine.models.weights.factory import ParameterFactory

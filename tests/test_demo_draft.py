@@ -19,7 +19,7 @@ from engine.build import begin_compiling, build
 from engine.config import EngineConfig
 from engine.hub.names import DEMO_DRAFT_MODEL, DEMO_MODEL, directory_of
 from engine.models.decoder import Decoder
-from engine.models.feed_forward import GatedSpec
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.partition import Partition
 from engine.models.spec import BlockSpec, ModelSpec

@@ -11,7 +11,7 @@ from checkpoints import LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, SIZES, VARIAN
 from caching.attention.spec import AttentionSpec
 from engine.errors import ConfigurationError
 from engine.models.family_names import FAMILIES, check_family, named_families
-from engine.models.feed_forward import GatedSpec
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.model_config import families_in, read_model_config
 from engine.models.rope import inverse_frequencies

@@ -13,7 +13,7 @@ from loading import FLOAT32, load
 from caching.attention.spec import AttentionSpec
 from engine.errors import ConfigurationError
 from engine.mesh import DeviceMesh
-from engine.models.feed_forward import GatedSpec
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.model_config import read_model_config
 from engine.models.partition import split

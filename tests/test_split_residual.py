@@ -25,9 +25,9 @@ from engine.models.adapters.adapted import Adapted, AdapterRows, Masked, Parts
 from engine.models.adapters.kernels import AdaptedKernel
 from engine.models.adapters.split_models import splits_residual
 from engine.models.adapters.split_residual import normed, own_part, whole
+from engine.models.layers.norm import RMSNorm
 from engine.models.linear import linear
 from engine.models.model_config import read_model_config
-from engine.models.norm import RMSNorm
 from engine.models.partition import Partition, split
 from engine.models.spec import layer_plan
 from engine.models.step_context import LayerCache, Place, StepContext

@@ -23,12 +23,12 @@ from engine.models.adapters.adapted import AdapterRows
 from engine.models.adapters.adapted_experts import AdaptedExperts
 from engine.models.adapters.adapted_table import AdaptedTable
 from engine.models.adapters.split_models import splits_residual
-from engine.models.feed_forward import GatedMLP
 from engine.models.layers.cache_layout import CacheLayout, cache_layout
+from engine.models.layers.feed_forward import GatedMLP
+from engine.models.layers.norm import RMSNorm
 from engine.models.layers.per_layer_input import PerLayerEmbedding, PerLayerInput, of_layers
 from engine.models.layers.self_attention import SelfAttention
 from engine.models.linear import look_up, table_logits, zero_behind
-from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
 from engine.models.rope import Rotation, rotations
 from engine.models.spec import (

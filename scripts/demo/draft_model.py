@@ -21,7 +21,7 @@ from caching.attention.spec import AttentionSpec
 from engine.hub.names import DEMO_MODEL
 from engine.mesh import one_device
 from engine.models.decoder import Decoder
-from engine.models.feed_forward import GatedSpec
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition

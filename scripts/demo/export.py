@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from engine.models.decoder import Decoder, DecoderLayer
-from engine.models.feed_forward import GatedMLP, GatedSpec
+from engine.models.layers.feed_forward import GatedMLP, GatedSpec
+from engine.models.layers.norm import RMSNorm
 from engine.models.layers.self_attention import SelfAttention, self_attention
-from engine.models.norm import RMSNorm
 from engine.models.spec import ModelSpec
 from engine.models.weights.forms import Weight
 

@@ -4,7 +4,7 @@ They are those of plain blocks: self-attention and a gated feed-forward, each be
 comes behind a sum over devices, such as a norm of it, would need an exchange more.
 """
 
-from engine.models.feed_forward import GatedSpec
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.partition import Partition
 from engine.models.spec import BlockSpec, NormPlan

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from engine.models.adapters.adapted import Adapted, AdapterRows, Masked
-from engine.models.norm import RMSNorm
+from engine.models.layers.norm import RMSNorm
 from engine.models.weights.forms import Kernel
 
 

@@ -7,9 +7,9 @@ import msgspec
 
 from engine.models.families.glm4_moe import FurtherLayers, SigmoidMoeFields, expert_rules
 from engine.models.family import Family, decoder_spec, uniform_rope, with_experts
-from engine.models.feed_forward import GatedSpec
 from engine.models.layers.expert_router import RouterSpec
 from engine.models.layers.experts import ExpertsSpec
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.latent_attention import LatentAttentionSpec
 from engine.models.requirements import Count, UnsupportedError, require_one_of
 from engine.models.spec import BlockSpec, ModelSpec, RopeSpec

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from engine.models.family import Family, Fields, decoder_spec, uniform_rope, with_experts
-from engine.models.feed_forward import GatedSpec
 from engine.models.layers.expert_router import RouterSpec
 from engine.models.layers.experts import ExpertsSpec, gated
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.requirements import Count
 from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import LAYER, tensors

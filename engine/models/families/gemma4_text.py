@@ -8,9 +8,9 @@ import msgspec
 
 from caching.attention.spec import AttentionSpec
 from engine.models.family import Family, Fields, decoder_spec, layer_pattern, rope_reader
-from engine.models.feed_forward import GatedSpec
 from engine.models.layers.expert_router import RouterSpec
 from engine.models.layers.experts import ExpertsSpec, gated, or_one_by_one, stacked
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.per_layer_input import PerLayerInputSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.requirements import Count, Positive, UnsupportedError, require, require_one_of

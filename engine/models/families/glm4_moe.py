@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 
 from engine.models.family import Family, Fields, decoder_spec, uniform_rope, with_experts
-from engine.models.feed_forward import GatedSpec
 from engine.models.head_specs import MTPHeadSpec
 from engine.models.layers.expert_router import RouterSpec, Scoring
 from engine.models.layers.experts import ExpertsSpec, gated
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.requirements import Count, Positive
 from engine.models.spec import ModelSpec
 

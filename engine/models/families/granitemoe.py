@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from engine.models.families.granite import GraniteFields, granite
 from engine.models.family import Family, with_experts
-from engine.models.feed_forward import GatedSpec
 from engine.models.layers.expert_router import RouterSpec, Scoring
 from engine.models.layers.experts import ExpertsSpec, or_one_by_one, stacked
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.requirements import Count
 from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import LAYER, tensors

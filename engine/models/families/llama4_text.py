@@ -7,9 +7,9 @@ from typing import Annotated
 import msgspec
 
 from engine.models.family import Family, Fields, decoder_spec, uniform_rope, with_experts
-from engine.models.feed_forward import GatedSpec
 from engine.models.layers.expert_router import RouterSpec, Scoring
 from engine.models.layers.experts import ExpertsSpec, gated, or_one_by_one, stacked
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, require, require_one_of
 from engine.models.spec import NO_ROPE, BlockSpec, ModelSpec, RopeSpec

@@ -6,7 +6,7 @@ import msgspec
 
 from engine.models.families.qwen3_moe import QwenMoeFields
 from engine.models.family import Family, decoder_spec, with_experts
-from engine.models.feed_forward import GatedSpec
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.requirements import Count
 from engine.models.spec import ModelSpec
 

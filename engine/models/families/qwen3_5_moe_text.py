@@ -5,8 +5,8 @@ from dataclasses import replace
 from engine.models.families.qwen3_5_text import qwen3_5
 from engine.models.families.qwen3_next import DEFAULTS, FIXED, SCALES, Qwen3NextFields
 from engine.models.family import Family, with_experts
-from engine.models.feed_forward import GatedSpec
 from engine.models.layers.experts import or_one_by_one, stacked
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.spec import ModelSpec
 
 

@@ -8,9 +8,9 @@ from engine.models.families.gemma2 import plus_one
 from engine.models.families.glm4_moe import FURTHER, FurtherLayers
 from engine.models.families.qwen3_moe import QwenMoeFields
 from engine.models.family import Family, decoder_spec, linear_layers, uniform_rope, with_experts, with_mixers
-from engine.models.feed_forward import GatedSpec
 from engine.models.head_specs import MTPHeadSpec
 from engine.models.layers.delta_net import DeltaNetSpec
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, require
 from engine.models.spec import ModelSpec

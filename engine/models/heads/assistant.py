@@ -23,8 +23,8 @@ from jax import Array
 from engine.models.decoder import Decoder, DecoderLayer, without_padding
 from engine.models.head_specs import AssistantSpec, Clusters
 from engine.models.heads.draft_vocabulary import DraftVocabulary
+from engine.models.layers.norm import RMSNorm
 from engine.models.linear import linear, look_up, table_logits
-from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
 from engine.models.rope import Rotation, rotations
 from engine.models.step_context import LayerCache, Place, StepContext

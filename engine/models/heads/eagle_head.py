@@ -18,8 +18,8 @@ from jax import Array
 from engine.models.decoder import Decoder, without_padding
 from engine.models.head_specs import EagleHeadSpec
 from engine.models.heads.draft_vocabulary import DraftVocabulary
+from engine.models.layers.norm import RMSNorm
 from engine.models.linear import linear, look_up, table_logits
-from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
 from engine.models.rope import Rotation, rotations
 from engine.models.spec import BlockSpec

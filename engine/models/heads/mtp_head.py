@@ -22,8 +22,8 @@ from engine.models.decoder import Decoder, DecoderLayer
 from engine.models.decoder import logits as to_logits
 from engine.models.head_specs import MTPHeadSpec
 from engine.models.heads.mtp_layer import NORMS
+from engine.models.layers.norm import RMSNorm
 from engine.models.linear import linear, look_up
-from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
 from engine.models.rope import Rotation, rotations
 from engine.models.step_context import LayerCache, Place, StepContext

@@ -10,8 +10,8 @@ from flax import nnx
 from jax import Array
 
 from engine.models.adapters.adapted import AdapterRows
+from engine.models.layers.norm import RMSNorm
 from engine.models.linear import linear
-from engine.models.norm import RMSNorm
 from engine.models.requirements import require
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.parameters import LAYER, tensors

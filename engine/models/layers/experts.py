@@ -15,10 +15,10 @@ from flax import nnx
 from jax import Array
 
 from engine.models.adapters.adapted import AdapterRows
-from engine.models.feed_forward import Activation, ClampedGate, GatedMLP, GatedSpec
 from engine.models.layers.expert_router import LIKELIEST, Router, RouterSpec
+from engine.models.layers.feed_forward import Activation, ClampedGate, GatedMLP, GatedSpec
+from engine.models.layers.norm import RMSNorm
 from engine.models.linear import grouped, linear
-from engine.models.norm import RMSNorm
 from engine.models.requirements import require
 from engine.models.weights.factory import Axes, ParameterFactory
 from engine.models.weights.forms import Experts

@@ -13,8 +13,8 @@ from jax import Array
 from caching.attention.spec import LatentInputs, LatentSpec
 from engine.models.adapters.adapted import AdapterRows
 from engine.models.layers.mixer import Latents
+from engine.models.layers.norm import RMSNorm
 from engine.models.linear import linear
-from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
 from engine.models.rope import half_split, rotate
 from engine.models.spec import RopeSpec

@@ -9,8 +9,8 @@ from jax import Array
 
 from caching.attention.spec import AttentionInputs, AttentionSpec
 from engine.models.layers.mixer import Cached, KeysAndValues, OfLayer, OfModel
+from engine.models.layers.norm import RMSNorm
 from engine.models.linear import linear
-from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
 from engine.models.rope import half_split, rotate
 from engine.models.spec import BlockSpec, RopeSpec
