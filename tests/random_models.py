@@ -6,10 +6,11 @@ from random import Random
 import numpy as np
 
 from caching.attention.spec import AttentionSpec
+from engine.models.layers.activation import Activation
 from engine.models.layers.delta_net import DeltaNetSpec
 from engine.models.layers.expert_router import RouterSpec, Scoring
 from engine.models.layers.experts import ExpertsSpec
-from engine.models.layers.feed_forward import Activation, GatedSpec
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.latent_attention import LatentAttentionSpec
 from engine.models.layers.mamba2 import Mamba2Spec
 from engine.models.layers.mixer import MixerSpec, State

@@ -14,9 +14,10 @@ from plain_experts import mixed
 
 from caching.cpu_kernels import KernelsUnavailable
 from engine.mesh import DeviceMesh, one_device
+from engine.models.layers.activation import Activation, ClampedGate
 from engine.models.layers.expert_router import RouterSpec, Scoring
 from engine.models.layers.experts import ExpertsMLP, ExpertsSpec, one_by_one, stacked
-from engine.models.layers.feed_forward import Activation, ClampedGate, GatedSpec
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.requirements import UnsupportedError
 from engine.models.weights import panels
 from engine.models.weights.factory import ParameterFactory, declared

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from caching.attention.spec import AttentionSpec
-from engine.models.layers.feed_forward import ACTIVATIONS, Activation, GatedSpec
+from engine.models.layers.activation import ACTIVATIONS, Activation
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.mixer import MixerSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.requirements import Count, Layers, Positive, require, require_one_of, without_nulls

@@ -3,9 +3,9 @@
 import msgspec
 
 from engine.models.family import Family, Fields, decoder_spec, layer_pattern, rope_reader
+from engine.models.layers.activation import ClampedGate
 from engine.models.layers.expert_router import RouterSpec, Scoring
 from engine.models.layers.experts import ExpertsSpec, stacked
-from engine.models.layers.feed_forward import ClampedGate
 from engine.models.requirements import Count, Positive
 from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import LAYER, tensors

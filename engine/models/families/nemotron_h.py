@@ -7,9 +7,10 @@ import msgspec
 
 from engine.models.families.glm4_moe import FURTHER, SigmoidMoeFields
 from engine.models.family import FULL, LINEAR, Family, decoder_spec
+from engine.models.layers.activation import ACTIVATIONS, Activation
 from engine.models.layers.expert_router import RouterSpec, Scoring
 from engine.models.layers.experts import DOWN, GATE_UP, ExpertsSpec
-from engine.models.layers.feed_forward import ACTIVATIONS, Activation, GatedSpec
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.mamba2 import Mamba2Spec
 from engine.models.requirements import Count, Positive, require, require_one_of
 from engine.models.spec import NO_ROPE, BlockSpec, ModelSpec

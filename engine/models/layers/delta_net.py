@@ -13,7 +13,7 @@ from caching.state.delta_rule import DeltaInputs, GatedDeltaRule
 from caching.state.ragged import scan_rows
 from caching.state.spec import StateArray
 from engine.models.adapters.adapted import AdapterRows
-from engine.models.layers.feed_forward import Activation
+from engine.models.layers.activation import Activation
 from engine.models.layers.mixer import State
 from engine.models.layers.recurrent import FLOAT32, minus_exp, slots_of
 from engine.models.linear import linear

@@ -15,8 +15,9 @@ from flax import nnx
 from jax import Array
 
 from engine.models.adapters.adapted import AdapterRows
+from engine.models.layers.activation import Activation, ClampedGate
 from engine.models.layers.expert_router import LIKELIEST, Router, RouterSpec
-from engine.models.layers.feed_forward import Activation, ClampedGate, GatedMLP, GatedSpec
+from engine.models.layers.feed_forward import GatedMLP, GatedSpec
 from engine.models.layers.norm import RMSNorm
 from engine.models.linear import grouped, linear
 from engine.models.requirements import require

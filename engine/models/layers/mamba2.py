@@ -12,7 +12,7 @@ from caching.state.convolution import convolve
 from caching.state.ragged import scan_rows
 from caching.state.spec import StateArray
 from caching.state.state_space import StateSpace, StateSpaceInputs
-from engine.models.layers.feed_forward import Activation
+from engine.models.layers.activation import Activation
 from engine.models.layers.mixer import State
 from engine.models.layers.recurrent import FLOAT32, minus_exp, slots_of
 from engine.models.linear import linear

@@ -7,7 +7,7 @@ from flax import nnx
 from jax import Array
 
 from engine.models.adapters.adapted import AdapterRows
-from engine.models.layers.feed_forward import Activation
+from engine.models.layers.activation import Activation
 from engine.models.layers.norm import RMSNorm
 from engine.models.linear import linear, look_up
 from engine.models.weights.factory import ParameterFactory
