@@ -5,10 +5,11 @@ from pathlib import Path
 from caching.cpu_kernels import ATTENTION, load, loading, stop_compilers
 
 LINEAR = Path(__file__).parent / "models" / "cpu" / "linear.cc"
+ROWS = LINEAR.with_name("rows.cc")
 DRAW = Path(__file__).parent / "sampling" / "cpu" / "draw.cc"
 UNPACK = Path(__file__).parent / "step" / "cpu" / "unpack.cc"
 VERIFY = Path(__file__).parent / "speculation" / "cpu" / "verify.cc"
-SOURCES = (ATTENTION, LINEAR, DRAW, UNPACK, VERIFY)
+SOURCES = (ATTENTION, LINEAR, ROWS, DRAW, UNPACK, VERIFY)
 ADAPTERS = LINEAR.with_name("adapters.cc")
 LATER = (ADAPTERS,)
 """Loaded when slots of adapters are first asked for."""

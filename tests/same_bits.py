@@ -16,6 +16,7 @@ from flax import nnx
 from loading import load
 
 from engine.mesh import one_device
+from engine.models.cpu.rows import CPU_ROWS, prepare
 from engine.models.layers.norm import RMSNorm
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
@@ -174,11 +175,12 @@ def function_differs(name: str) -> int:
         rows = replace(rows, **{name: np.where(uncut, value, getattr(rows, name)) for name, value in whole.items()})
     key = jax.random.key(0)
     if name == "norm":
+        prepare()
         make = ParameterFactory(nnx.Rngs(0), 1, 1, {})
         norm = RMSNorm("norm", {"hidden": WIDE}, 1e-6, tensors("norm"), make)
         norm.scale = nnx.Param(jnp.asarray(rng.normal(size=WIDE), jnp.float32))
         x, added = rng.normal(size=(2, ROWS, WIDE)).astype(np.float32)
-        return rows_differ(lambda x, added: norm(x + added), x, added)
+        return rows_differ(lambda x, added: norm(CPU_ROWS.added(x, added, 1.0), CPU_ROWS), x, added)
     if name == "logprobs":
         return rows_differ(compute_logprobs, logits, np.arange(ROWS, dtype=np.int32))
     if name == "penalties":

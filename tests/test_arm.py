@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from caching.cpu_kernels import ATTENTION, compile_library, compiler, xla_headers
-from engine.cpu_libraries import ADAPTERS, DRAW, LATER, LINEAR, SOURCES
+from engine.cpu_libraries import ADAPTERS, DRAW, LATER, LINEAR, ROWS, SOURCES
 
 pytestmark = pytest.mark.thorough
 
@@ -129,6 +129,21 @@ def test_products(call: Call, form: str) -> None:
     (here,), (arm,) = call(LINEAR, "odriver_grouped_linear", arguments, [((36, 43), np.float32)])
     np.testing.assert_allclose(arm, here, rtol=1e-4, atol=1e-4)
     assert not arm[34:].any()
+
+
+def test_rows(call: Call) -> None:
+    """What is between products, over rows that fill no whole vectors."""
+    result = ((5, 43), np.float32)
+    calls: list[tuple[str, Results, dict[str, Any]]] = [
+        ("odriver_norm", [random(5, 43), random(43)], {"eps": np.float32(1e-5), "centered": np.int64(centered)})
+        for centered in (0, 1)
+    ]
+    calls += [(name, [3 * random(5, 2, 43)], {}) for name in ("odriver_gated_silu", "odriver_gated_gelu_tanh")]
+    calls.append(("odriver_added", [random(5, 43), 2 * random(5, 43)], {"scale": np.float32(0.3)}))
+    for name, arguments, attributes in calls:
+        (here,), (arm,) = call(ROWS, name, arguments, [result], **attributes)
+        assert np.abs(here).max() > 1
+        np.testing.assert_allclose(arm, here, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint16"])

@@ -10,6 +10,7 @@ from flax import nnx
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
+from plain_attention import DenseAttention
 from plain_experts import mixed
 
 from caching.cpu_kernels import KernelsUnavailable
@@ -19,6 +20,7 @@ from engine.models.layers.expert_router import RouterSpec, Scoring
 from engine.models.layers.experts import ExpertsMLP, ExpertsSpec, one_by_one, stacked
 from engine.models.layers.feed_forward import GatedSpec
 from engine.models.requirements import UnsupportedError
+from engine.models.step_context import StepContext
 from engine.models.weights import panels
 from engine.models.weights.factory import ParameterFactory, declared
 from engine.models.weights.forms import Dense, InStack, Scaled
@@ -69,7 +71,12 @@ def weights_of(mlp):
     return found
 
 
-compute = nnx.jit(lambda mlp, x, num_tokens: mlp(x, num_tokens, None))
+def context(num_tokens=None):
+    """A step of so many tokens."""
+    return StepContext((), DenseAttention(), num_tokens)
+
+
+compute = nnx.jit(lambda mlp, x, num_tokens: mlp(x, context(num_tokens)))
 
 
 @st.composite
@@ -156,7 +163,7 @@ def test_experts_compute_what_their_description_says(spec, seed, tied, real):
     with np.errstate(invalid="ignore"):
         expected, gap = mixed(spec, weights_of(mlp), x)
     assume(gap > 1e-5)
-    actual = np.asarray(mlp(jnp.asarray(x), jnp.int32(real), None))
+    actual = np.asarray(mlp(jnp.asarray(x), context(jnp.int32(real))))
 
     assert np.isfinite(actual).all()
     np.testing.assert_allclose(actual[:real], expected[:real], atol=1e-4, rtol=1e-4)
@@ -230,7 +237,7 @@ def test_two_devices_say_what_one_says(name):
     x = np.random.default_rng(1).normal(size=(TOKENS, HIDDEN)).astype(np.float32)
 
     def run(state, x):
-        return nnx.merge(graph, state)(x, jnp.int32(5), None)
+        return nnx.merge(graph, state)(x, context(jnp.int32(5)))
 
     found = jax.jit(mesh.on_each(run, (specs, PartitionSpec()), PartitionSpec()))(state, x)
 
@@ -246,9 +253,9 @@ def test_padding_and_other_devices_experts_wake_none(monkeypatch):
     )
     mlp = build_mlp(ExpertsSpec(4, 8, 3))
 
-    mlp(jnp.ones((TOKENS, HIDDEN)), jnp.int32(0), None)
-    mlp(jnp.ones((TOKENS, HIDDEN)), jnp.int32(2), None)
-    mlp(jnp.ones((TOKENS, HIDDEN)), None, None)
+    mlp(jnp.ones((TOKENS, HIDDEN)), context(jnp.int32(0)))
+    mlp(jnp.ones((TOKENS, HIDDEN)), context(jnp.int32(2)))
+    mlp(jnp.ones((TOKENS, HIDDEN)), context())
 
     nothing, two, every = (sorted(sizes.tolist())[::-1] for sizes in seen[::2])
     assert nothing == [0] * 8

@@ -21,6 +21,8 @@ from caching.tpu.tpu_kernels import PALLAS
 from engine import served_model as served_model_module
 from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.models.cpu.rows import CPURows
+from engine.models.layers.row_operations import XLA_ROWS
 from engine.models.weights import panels
 from engine.models.weights.int4 import Int4Experts
 from engine.models.weights.weight_format import Layout
@@ -239,6 +241,20 @@ def test_no_number_is_a_fault_in_whichever_product(monkeypatch, wrong):
     monkeypatch.setattr(kernel_check, "_products", products)
 
     assert "products with float32 differ from numpy's by nan" in (product_fault() or "")
+
+
+@pytest.mark.usefixtures("checks_anew")
+@pytest.mark.parametrize("wrong", ["normed", "gated", "added"])
+def test_norms_that_are_wrong_are_replaced_by_xla(directory, monkeypatch, wrong):
+    """As are gates and additions; products and attention stay."""
+    right = getattr(CPURows, wrong)
+    monkeypatch.setattr(CPURows, wrong, lambda *given, **named: right(*given, **named).at[0, -1].add(0.01))
+
+    backend = serve(directory).backend
+
+    assert "differ from XLA's by 0.01" in backend.description
+    assert (backend.rows, backend.layout, backend.attention) == (XLA_ROWS, Layout.PANELS, CPUAttention())
+    assert backend.replaced == ("norm",)
 
 
 @pytest.mark.usefixtures("checks_anew")

@@ -27,6 +27,7 @@ from engine.models.layers.cache_layout import CacheLayout, cache_layout
 from engine.models.layers.feed_forward import GatedMLP
 from engine.models.layers.norm import RMSNorm
 from engine.models.layers.per_layer_input import PerLayerEmbedding, PerLayerInput, of_layers
+from engine.models.layers.row_operations import RowOperations
 from engine.models.layers.self_attention import SelfAttention
 from engine.models.linear import look_up, table_logits, zero_behind
 from engine.models.partition import Partition
@@ -79,13 +80,14 @@ class DecoderLayer(nnx.Module):
         """``own`` is the layer's own input f[..., size], if the model has such."""
         if step.adapters is not None and step.adapters.axis is not None:
             return self._on_parts(x, cache, place, step, step.adapters)
-        normed = _normed(x, self.attention_norm)
+        rows, scale = step.rows, self.residual_scale
+        normed = _normed(x, self.attention_norm, rows)
         if self.mixer is not None:
             cache, mixed = self.mixer(normed, cache, place, step)
-            x = x + _scaled(_normed(mixed, self.attention_post_norm), self.residual_scale)
+            x = rows.added(x, _normed(mixed, self.attention_post_norm, rows), scale)
         if self.mlp is not None:
-            fed = self.mlp(normed if self.is_parallel else _normed(x, self.mlp_norm), step.num_tokens, step.adapters)
-            x = x + _scaled(_normed(fed, self.mlp_post_norm), self.residual_scale)
+            fed = self.mlp(normed if self.is_parallel else _normed(x, self.mlp_norm, rows), step)
+            x = rows.added(x, _normed(fed, self.mlp_post_norm, rows), scale)
         if self.per_layer_input is not None and own is not None:
             x = self.per_layer_input(x, own, step.adapters)
         if self.output_scale is not None:
@@ -100,9 +102,9 @@ class DecoderLayer(nnx.Module):
         assert isinstance(self.mlp, GatedMLP) and self.mlp_norm is not None
         normed, adapters = split_residual.normed(x, self.attention_norm, self.mixer.qkv_kernel.get_value(), rows)
         cache, mixed = self.mixer(normed, cache, place, replace(step, adapters=adapters))
-        x = x + _scaled(mixed, self.residual_scale)
+        x = step.rows.added(x, mixed, self.residual_scale)
         normed, adapters = split_residual.normed(x, self.mlp_norm, self.mlp.gate_up_kernel.get_value(), rows)
-        return cache, x + _scaled(self.mlp(normed, step.num_tokens, adapters), self.residual_scale)
+        return cache, step.rows.added(x, self.mlp(normed, replace(step, adapters=adapters)), self.residual_scale)
 
 
 @jax.tree_util.register_dataclass
@@ -239,7 +241,7 @@ class Decoder(nnx.Module):
         taken = taps.taken[: len(layers)]
         if axis is not None:
             x, taken = split_residual.whole(x, axis), split_residual.whole(taken, axis)
-        return written, self.norm(x), taken
+        return written, self.norm(x, step.rows), taken
 
     def rotations(self, positions: Array, longest: int | None = None) -> tuple[Rotation, ...]:
         """Those of the model's ropes; see ``rope.rotations``."""
@@ -293,9 +295,5 @@ def _is_form(leaf: object) -> bool:
     return isinstance(leaf, Experts)
 
 
-def _normed(x: Array, norm: RMSNorm | None) -> Array:
-    return x if norm is None else norm(x)
-
-
-def _scaled(x: Array, scale: float) -> Array:
-    return x if scale == 1.0 else (x.astype(jnp.float32) * np.float32(scale)).astype(x.dtype)
+def _normed(x: Array, norm: RMSNorm | None, rows: RowOperations) -> Array:
+    return x if norm is None else norm(x, rows)

@@ -2,17 +2,19 @@
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from jax import Array
 
-from engine.models.adapters.adapted import AdapterRows
 from engine.models.head_specs import AssistantSpec, HeadSpec, MTPHeadSpec
 from engine.models.layers.mixer import Cached, InPages, KeysAndValues, Latents, MixerSpec, State
 from engine.models.layers.per_layer_input import PerLayerInputSpec
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.parameters import TensorRule
 from engine.models.weights.published.stored import Format
+
+if TYPE_CHECKING:
+    from engine.models.step_context import StepContext
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,8 @@ NO_ROPE = RopeSpec(rotary_dim=0)
 class FeedForward(Protocol):
     """The module of a feed-forward, an ``nnx.Module``: f[..., hidden] -> f[..., hidden]."""
 
-    def __call__(self, x: Array, num_tokens: Array | None, adapters: AdapterRows | None) -> Array:
-        """f[..., hidden] -> f[..., hidden], all-reduced if the model is split over devices.
-
-        ``num_tokens`` and ``adapters`` are StepContext's.
-        """
+    def __call__(self, x: Array, step: "StepContext") -> Array:
+        """f[..., hidden] -> f[..., hidden], all-reduced if the model is split over devices."""
 
 
 class FeedForwardSpec(Protocol):

@@ -1,6 +1,6 @@
 """The arrays and the attention that all layers of a step share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import jax
@@ -9,6 +9,7 @@ from jax import Array
 from caching.attention.spec import AttentionInputs, AttentionSpec, LatentInputs, LatentSpec
 from caching.state.table import StateTable
 from engine.models.adapters.adapted import AdapterRows
+from engine.models.layers.row_operations import XLA_ROWS, RowOperations
 from engine.models.rope import Rotation
 
 LayerCache = Array | tuple[Array, ...] | None
@@ -59,3 +60,5 @@ class StepContext:
     with zeros."""
     adapters: AdapterRows | None = None
     """The adapters of the tokens, where some have one; None if the kernels have none."""
+    rows: RowOperations = field(default=XLA_ROWS, metadata={"static": True})
+    """What computes between products."""

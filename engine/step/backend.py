@@ -16,6 +16,7 @@ from caching.paged_attention_cache import PagedAttentionCache, allocate_states, 
 from caching.state.spec import StatePool
 from engine.mesh import TP, DeviceMesh
 from engine.models.layers.cache_layout import CacheLayout, cache_layout
+from engine.models.layers.row_operations import XLA_ROWS, RowOperations
 from engine.models.partition import Partition
 from engine.models.spec import ModelSpec
 from engine.models.weights import panels
@@ -61,6 +62,8 @@ class Backend:
     """Takes apart what a step is told."""
     sampling: SamplingOperations = XLA_SAMPLING
     """What is between logits and tokens."""
+    rows: RowOperations = XLA_ROWS
+    """What is between a decoder's products."""
     verify: Verify = verify
     """Which of these are the text, where rows have drafts."""
     replaced: tuple[str, ...] = ()
@@ -73,7 +76,7 @@ class Backend:
         layout = self.layout if self.layout is Layout.PANELS else xla.layout
         return replace(
             xla, description=description, layout=layout, scans=self.scans, smallest_step=self.smallest_step,
-            unpack=self.unpack, sampling=self.sampling, verify=self.verify,
+            unpack=self.unpack, sampling=self.sampling, rows=self.rows, verify=self.verify,
         )  # fmt: skip
 
     def in_words(self, *, quantized: bool) -> str:

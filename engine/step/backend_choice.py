@@ -19,6 +19,8 @@ from caching.tpu.tpu_chip import CHIPS, Chip
 from caching.tpu.tpu_kernels import JAX, LATENTS, PALLAS, TPUKernel, by_bytes
 from engine.cpu_libraries import finish_loading
 from engine.errors import ConfigurationError
+from engine.models.cpu import rows as cpu_rows
+from engine.models.cpu.rows import CPU_ROWS
 from engine.models.weights import panels
 from engine.models.weights.weight_format import Layout
 from engine.sampling import cpu_sampler
@@ -132,6 +134,7 @@ def choose_backend(
         cpu_sampler.prepare()
         cpu_unpack.prepare()
         cpu_verification.prepare()
+        cpu_rows.prepare()
         width = cpu_attention.vector_width()
     except UnknownInstructions as error:
         raise ConfigurationError(str(error)) from None
@@ -144,7 +147,7 @@ def choose_backend(
     ours = Backend(
         CPUAttention(), cpu_attention.allocate, description="oDriver's CPU kernels", layout=Layout.PANELS,
         skips_padding=True, unpack=cpu_unpack.unpack, sampling=cpu_sampler.CPU_SAMPLING,
-        verify=cpu_verification.verify,
+        verify=cpu_verification.verify, rows=CPU_ROWS,
     )  # fmt: skip
     if misfit:
         return ours.with_attention_of(xla, f"{ours.description}, attention by XLA: {misfit}")

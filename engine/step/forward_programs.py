@@ -74,7 +74,7 @@ class ForwardPrograms:
     ) -> None:
         self._decoder, self._head = decoder, head
         self._split = SplitDecoder(decoder)
-        self._kernel, self._smallest_step = backend.attention, backend.smallest_step
+        self._kernel, self._rows, self._smallest_step = backend.attention, backend.rows, backend.smallest_step
         self._unpack, self._compute_logprobs = backend.unpack, backend.sampling.compute_logprobs
         self._num_pages, self._num_slots = pool.num_pages, pool.states.num_slots if pool.states else 0
         self._longest, self._earlier_width = max_model_len, earlier_width(slots.num_earlier)
@@ -244,7 +244,7 @@ class ForwardPrograms:
         """The cache, the hidden states of all tokens, and of those that logits are computed of."""
         attention = PagedAttention(batch.table, self._kernel, self._num_pages)
         rotations = decoder.rotations(batch.positions, self._longest)
-        step = StepContext(rotations, attention, batch.table.cu_q_lens[-1], states, adapters)
+        step = StepContext(rotations, attention, batch.table.cu_q_lens[-1], states, adapters, self._rows)
         layers = () if self._head is None else self._head.layers
         caches, hidden, taps = decoder.tapped(batch.token_ids, cache.caches, step, layers)
         cache = cache.with_caches(caches)

@@ -14,6 +14,8 @@ from caching.attention.spec import AttentionKernel, AttentionSpec
 from caching.attention.twin import Heads, largest_error
 from caching.metadata import PagedAttentionCacheMetaData
 from engine.hosts.processes import least_of_all
+from engine.models.cpu.rows import CPU_ROWS, GATED
+from engine.models.layers.row_operations import XLA_ROWS, RowOperations
 from engine.models.layers.self_attention import SelfAttentionSpec, self_attention
 from engine.models.partition import Partition
 from engine.models.spec import ModelSpec
@@ -92,6 +94,9 @@ def checked(trial: Trial, kv_dtype: np.dtype, *, int4_experts: bool = False) -> 
         words = f"{backend.description}; matrix products by XLA: {why}"
         replaced = (*backend.replaced, "matrix product")
         backend = replace(backend, description=words, layout=xla.layout, skips_padding=False, replaced=replaced)
+    if backend.rows != XLA_ROWS and (why := _fault("norm", rows_fault)):
+        words = f"{backend.description}; norms, gates and additions by XLA: {why}"
+        backend = replace(backend, description=words, rows=XLA_ROWS, replaced=(*backend.replaced, "norm"))
     if int4_experts and backend.layout is Layout.MATRIX and (why := _fault("int4 experts", experts_fault)):
         words, replaced = f"{backend.description}; experts in 8 bits: {why}", (*backend.replaced, "int4 experts")
         backend = replace(backend, description=words, least_expert_bits=8, replaced=replaced)
@@ -151,6 +156,25 @@ def _products(x: jax.Array, kernel: jax.Array, out: int, scales: jax.Array) -> t
     sizes, kernels = jnp.asarray([0, len(x)], np.int32), jnp.stack([jnp.zeros_like(kernel), kernel])
     grouped = panels.grouped_product(x, kernels, sizes, out, jnp.stack([scales, scales]))
     return panels.product(x, kernel, out, scales), panels.product(x[:1], kernel, out, scales), grouped
+
+
+def rows_fault() -> str | None:
+    """Of what a CPU computes between products, for rows that fill no whole vectors."""
+    x, y, scale = (
+        np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((9, 83), (9, 83), 83)
+    )
+
+    def computed(rows: RowOperations) -> list[jax.Array]:
+        pairs = jnp.stack([x, y], axis=1)
+        return [
+            *(rows.normed(jnp.asarray(x), jnp.asarray(scale), 1e-5, centered=centered) for centered in (False, True)),
+            *(rows.gated(pairs, activation) for activation in GATED),
+            rows.added(jnp.asarray(x), jnp.asarray(y), 0.5),
+        ]
+
+    found, expected = (jax.jit(computed, static_argnums=0)(rows) for rows in (CPU_ROWS, XLA_ROWS))
+    error = np.max(np.abs(np.stack(found) - np.stack(expected)))  # NaN of any
+    return None if error <= EXACT else f"its results differ from XLA's by {error:.3g}, more than {EXACT:g}"
 
 
 def experts_fault() -> str | None:

@@ -24,6 +24,7 @@ from jax import Array
 
 from engine.models.adapters.adapted import Adapted, AdapterRows, Masked
 from engine.models.layers.norm import RMSNorm
+from engine.models.layers.row_operations import norm_factor
 from engine.models.weights.forms import Kernel
 
 
@@ -53,7 +54,7 @@ def normed(part: Array, norm: RMSNorm, weight: Kernel | Adapted, rows: AdapterRo
     sent = jnp.concatenate([part, low.astype(part.dtype)], axis=1)
     parts = jax.lax.all_gather(sent, rows.axis)
     x = parts[..., :size].swapaxes(0, 1).reshape(len(part), -1)
-    summed = parts[..., size:].astype(jnp.float32).sum(axis=0) * norm.factor(x.astype(jnp.float32))
+    summed = parts[..., size:].astype(jnp.float32).sum(axis=0) * norm_factor(x.astype(jnp.float32), norm.eps)
     return norm(x), replace(rows, low=summed.astype(part.dtype))
 
 

@@ -57,7 +57,7 @@ class HeadLayer(nnx.Module):
         inputs = jnp.concatenate([self.embedding_norm(embedded), normed], axis=-1)
         cache, mixed = self.mixer(inputs, cache, Place(0, None), step)
         x = x + mixed
-        return cache, x + self.mlp(self.mlp_norm(x), step.num_tokens, None)
+        return cache, x + self.mlp(self.mlp_norm(x), step)
 
 
 class EagleHead(nnx.Module):

@@ -21,6 +21,7 @@ from engine.models.layers.feed_forward import GatedMLP, GatedSpec
 from engine.models.layers.norm import RMSNorm
 from engine.models.linear import grouped, linear
 from engine.models.requirements import require
+from engine.models.step_context import StepContext
 from engine.models.weights.factory import Axes, ParameterFactory
 from engine.models.weights.forms import Experts
 from engine.models.weights.parameters import LAYER, TensorRule, tensors
@@ -156,36 +157,34 @@ class ExpertsMLP(nnx.Module):
         )
         self.norms = BranchNorms(hidden_size, spec.branch_norm_eps, make) if spec.branch_norm_eps is not None else None
 
-    def __call__(self, x: Array, num_tokens: Array | None, adapters: AdapterRows | None) -> Array:
+    def __call__(self, x: Array, step: StepContext) -> Array:
         flat = x.reshape(-1, x.shape[-1])
-        weights, chosen = self.router(flat, adapters)
+        weights, chosen = self.router(flat, step.adapters)
         of_shared, of_experts = (flat, flat) if self.norms is None else self.norms.before(flat)
-        parts = [self._experts(of_experts, weights, chosen, num_tokens, adapters).astype(x.dtype)]
+        parts = [self._experts(of_experts, weights, chosen, step).astype(x.dtype)]
         if self.shared is not None:
-            parts.append(self._shared(self.shared, of_shared, adapters))
+            parts.append(self._shared(self.shared, of_shared, step))
         parts = parts if self.norms is not None else [sum(parts[1:], parts[0])]
         parts = parts if self.axis is None else jax.lax.psum(parts, self.axis)
         if self.norms is not None:
             parts = self.norms.after(parts)
         return sum(parts[1:], parts[0]).reshape(x.shape)
 
-    def _shared(self, shared: GatedMLP, x: Array, adapters: AdapterRows | None) -> Array:
+    def _shared(self, shared: GatedMLP, x: Array, step: StepContext) -> Array:
         """f[tokens, hidden] -> f[tokens, hidden], this device's part."""
-        part = shared.part(x, adapters)
+        part = shared.part(x, step)
         if self.shared_gate is None:
             return part
-        gate = jax.nn.sigmoid(linear(x.astype(jnp.float32), self.shared_gate, None, adapters))
+        gate = jax.nn.sigmoid(linear(x.astype(jnp.float32), self.shared_gate, None, step.adapters))
         return (part.astype(jnp.float32) * gate).astype(x.dtype)
 
-    def _experts(
-        self, x: Array, weights: Array, chosen: Array, num_tokens: Array | None, adapters: AdapterRows | None
-    ) -> Array:
+    def _experts(self, x: Array, weights: Array, chosen: Array, step: StepContext) -> Array:
         """f[tokens, hidden] -> f32[tokens, hidden], this device's part of the weighted sum."""
         tokens, each = chosen.shape
         local = chosen - self._first()
         is_here = (local >= 0) & (local < self.num_local)
-        if num_tokens is not None:
-            is_here &= jnp.arange(tokens, dtype=jnp.int32)[:, None] < num_tokens
+        if step.num_tokens is not None:
+            is_here &= jnp.arange(tokens, dtype=jnp.int32)[:, None] < step.num_tokens
         place = jnp.where(is_here, local, self.num_local).reshape(-1)
         order = jnp.argsort(place)
         sizes = jax.nn.one_hot(place, self.num_local, dtype=jnp.int32).sum(axis=0)
@@ -194,7 +193,7 @@ class ExpertsMLP(nnx.Module):
         if self.spec.router.weighs_input:
             rows = (rows.astype(jnp.float32) * weights.reshape(-1)[order][:, None]).astype(x.dtype)
             weights = jnp.ones_like(weights)
-        computed = self._feed(rows, groups, _of_rows(adapters, is_here, order))
+        computed = self._feed(rows, groups, _of_rows(step.adapters, is_here, order))
         back = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
         by_token = computed[back].reshape(tokens, each, -1)
         return jnp.where(is_here[..., None], by_token * weights[..., None], np.float32(0)).sum(axis=1)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from flax import nnx
 from jax import Array
 
-from engine.models.adapters.adapted import AdapterRows
 from engine.models.layers.activation import Activation
 from engine.models.linear import linear
+from engine.models.step_context import StepContext
 from engine.models.weights.factory import Axes, ParameterFactory
 from engine.models.weights.parameters import LAYER, TensorRule, tensors
 
@@ -61,15 +61,15 @@ class GatedMLP(nnx.Module):
         self.down_bias = bias("down", hidden, stored("bias", "down"))
         self.activation, self.gated, self.axis = spec.activation, spec.gated, make.axis
 
-    def __call__(self, x: Array, num_tokens: Array | None, adapters: AdapterRows | None) -> Array:  # noqa: ARG002
-        return linear(self._activated(x, adapters), self.down_kernel, self.down_bias, adapters, self.axis)
+    def __call__(self, x: Array, step: StepContext) -> Array:
+        return linear(self._activated(x, step), self.down_kernel, self.down_bias, step.adapters, self.axis)
 
-    def part(self, x: Array, adapters: AdapterRows | None) -> Array:
+    def part(self, x: Array, step: StepContext) -> Array:
         """f[..., hidden] -> f[..., hidden], this device's part of the sum, without the bias."""
-        return linear(self._activated(x, adapters), self.down_kernel, None, adapters)
+        return linear(self._activated(x, step), self.down_kernel, None, step.adapters)
 
-    def _activated(self, x: Array, adapters: AdapterRows | None) -> Array:
-        gate_up = linear(x, self.gate_up_kernel, self.gate_up_bias, adapters)
+    def _activated(self, x: Array, step: StepContext) -> Array:
+        gate_up = linear(x, self.gate_up_kernel, self.gate_up_bias, step.adapters)
         if not self.gated:
             return self.activation(gate_up[..., 0, :])
-        return self.activation.gated(gate_up[..., 0, :], gate_up[..., 1, :])
+        return step.rows.gated(gate_up, self.activation)

@@ -1,10 +1,9 @@
 """The norms of decoders."""
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from engine.models.layers.row_operations import XLA_ROWS, RowOperations
 from engine.models.weights.factory import Axes, ParameterFactory
 from engine.models.weights.parameters import TensorRule
 
@@ -21,14 +20,5 @@ class RMSNorm(nnx.Module):
         self.scale = make.scale(f"{name}.scale", axes, rule)
         self.eps, self.centered = eps, centered
 
-    def __call__(self, x: Array) -> Array:
-        wide = x.astype(jnp.float32)
-        if self.centered:
-            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        wide = wide * self.factor(wide)
-        # Scales stay float32: else XLA would convert all scales of a stack before each scan.
-        return (wide * self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
-
-    def factor(self, wide: Array) -> Array:
-        """f32[..., hidden] -> f32[..., 1], what each row is multiplied by beside the scales."""
-        return jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+    def __call__(self, x: Array, rows: RowOperations = XLA_ROWS) -> Array:
+        return rows.normed(x, self.scale[...], self.eps, centered=self.centered)

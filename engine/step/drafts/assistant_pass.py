@@ -74,7 +74,9 @@ class AssistantPass(FedHead[Assistant]):
         assistant, (*layers, kept) = self._with(weights), pages
         before = replace(table, kv_lens=jnp.maximum(table.kv_lens - 1, 0))
         attention = PagedAttention(before, self._kernel, self._num_pages)
-        step = StepContext(assistant.rotations(positions, self._longest), attention, table.cu_q_lens[-1])
+        step = StepContext(
+            assistant.rotations(positions, self._longest), attention, table.cu_q_lens[-1], rows=self._rows
+        )
         places = [Place(place.group, jnp.int32(place.layer) if self._stacked else None) for place in self._read]
         found, shared = list(zip(self._arrays, places, strict=True)), self._shared(weights)
         read, hidden, features = assistant(token_ids, features, layers, found, step, shared)

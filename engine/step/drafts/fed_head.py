@@ -38,7 +38,7 @@ class FedHead(Generic[Head]):
     ) -> None:
         assert pool.of_draft is not None and pool.of_draft.tail is not None
         self._head, self._split, self._model = head, SplitDecoder(head), model
-        self._sampling, self._longest = backend.sampling, max_model_len
+        self._sampling, self._rows, self._longest = backend.sampling, backend.rows, max_model_len
         self._num_pages, self._group = pool.num_pages, pool.windows.index(None)
         self._kept = FeaturePages(pool.page_size, pool.num_pages, pool.of_draft.tail.rows)
 

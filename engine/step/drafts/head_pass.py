@@ -53,6 +53,6 @@ class HeadPass(FedHead[EagleHead | MTPHead]):
         """See DraftPass."""
         head, (*layers, kept) = self._with(weights), pages
         attention = PagedAttention(of_group(table, self._group), self._kernel, self._num_pages)
-        step = StepContext(head.rotations(positions, self._longest), attention, table.cu_q_lens[-1])
+        step = StepContext(head.rotations(positions, self._longest), attention, table.cu_q_lens[-1], rows=self._rows)
         written, hidden = head(token_ids, positions, features, layers, step, self._shared(weights))
         return cast(Pages, (*written, kept)), hidden, hidden

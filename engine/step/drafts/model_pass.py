@@ -34,7 +34,7 @@ class ModelPass:
         assert backend.draft is not None
         self._split, self._axis = SplitDecoder(decoder), decoder.partition.axis
         self._kernel, self._longest = backend.draft.attention, max_model_len
-        self._sampling = backend.sampling
+        self._sampling, self._rows = backend.sampling, backend.rows
         self._num_pages, self._group = pool.num_pages, pool.windows.index(None)
 
     @property
@@ -69,7 +69,7 @@ class ModelPass:
         """See DraftPass."""
         decoder = self._decoder(weights)
         attention = PagedAttention(of_group(table, self._group), self._kernel, self._num_pages)
-        step = StepContext(decoder.rotations(positions, self._longest), attention, table.cu_q_lens[-1])
+        step = StepContext(decoder.rotations(positions, self._longest), attention, table.cu_q_lens[-1], rows=self._rows)
         written, hidden = decoder(token_ids, pages, step)
         return cast(Pages, tuple(written)), hidden, features
 
