@@ -14,6 +14,7 @@ from caching.attention.spec import AttentionKernel, AttentionSpec
 from caching.attention.twin import Heads, largest_error
 from caching.metadata import PagedAttentionCacheMetaData
 from engine.hosts.processes import least_of_all
+from engine.models.cpu import rows as cpu_rows
 from engine.models.cpu.rows import CPU_ROWS, GATED
 from engine.models.layers.row_operations import XLA_ROWS, RowOperations
 from engine.models.layers.self_attention import SelfAttentionSpec, self_attention
@@ -159,7 +160,9 @@ def _products(x: jax.Array, kernel: jax.Array, out: int, scales: jax.Array) -> t
 
 
 def rows_fault() -> str | None:
-    """Of what a CPU computes between products, for rows that fill no whole vectors."""
+    """Of what a CPU computes between products, for rows that fill no whole vectors. Raises
+    KernelsUnavailable."""
+    cpu_rows.prepare()
     x, y, scale = (
         np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((9, 83), (9, 83), 83)
     )
