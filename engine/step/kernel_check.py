@@ -163,19 +163,16 @@ def rows_fault() -> str | None:
     """Of what a CPU computes between products, for rows that fill no whole vectors. Raises
     KernelsUnavailable."""
     cpu_rows.prepare()
-    x, y, scale = (
-        np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((9, 83), (9, 83), 83)
-    )
+    given = [np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((9, 83), (9, 83), 83)]
 
-    def computed(rows: RowOperations) -> list[jax.Array]:
-        pairs = jnp.stack([x, y], axis=1)
+    def computed(rows: RowOperations, x: jax.Array, y: jax.Array, scale: jax.Array) -> list[jax.Array]:
         return [
-            *(rows.normed(jnp.asarray(x), jnp.asarray(scale), 1e-5, centered=centered) for centered in (False, True)),
-            *(rows.gated(pairs, activation) for activation in GATED),
-            rows.added(jnp.asarray(x), jnp.asarray(y), 0.5),
+            *(rows.normed(x, scale, 1e-5, centered=centered) for centered in (False, True)),
+            *(rows.gated(jnp.stack([x, y], axis=1), activation) for activation in GATED),
+            rows.added(x, y, 0.5),
         ]
 
-    found, expected = (jax.jit(computed, static_argnums=0)(rows) for rows in (CPU_ROWS, XLA_ROWS))
+    found, expected = jax.jit(lambda *given: [computed(rows, *given) for rows in (CPU_ROWS, XLA_ROWS)])(*given)
     error = np.max(np.abs(np.stack(found) - np.stack(expected)))  # NaN of any
     return None if error <= EXACT else f"its results differ from XLA's by {error:.3g}, more than {EXACT:g}"
 
