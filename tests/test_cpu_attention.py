@@ -106,6 +106,25 @@ def test_the_kernel_agrees_with_the_plain_twin(step, window, chunk):
     assert not out[len(expected) :].any()
 
 
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_together_is_read_as_what_is_apart(dtype, group):
+    """To the bit, in the pages too, with a rotation of some pairs alone."""
+    pages, q, k, v, table = build_step(*STEPS["a mix"], padding=3, group=group)
+    pages = pages if dtype == "float32" else np.asarray(jnp.asarray(pages).astype(dtype)).view(np.uint16)
+    angles = np.random.default_rng(1).standard_normal((len(q), 1, 12)).astype(np.float32)
+    together = np.concatenate([q.reshape(len(q), KV_HEADS, group, -1), k[:, :, None], v[:, :, None]], axis=2)
+
+    apart, at_once = (
+        _step(SPEC, jnp.array(pages), table, AttentionInputs(*map(jnp.asarray, (q, k, v)), turn, None, whole))
+        for turn in [(jnp.cos(angles), jnp.sin(angles))]
+        for whole in (None, jnp.asarray(together))
+    )
+
+    jax.tree.map(np.testing.assert_array_equal, at_once, apart)
+    assert np.any(np.asarray(apart[1]) != 0)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("reach", [{}, {"window": 5}, {"chunk": 24}])
 def test_keys_before_the_first_are_seen_by_themselves_alone(reach):

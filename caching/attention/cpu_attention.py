@@ -58,7 +58,8 @@ class CPUAttention:
         assert inputs.rotation is not None
         pages, table = view.pages, view.table
         nothing = np.zeros(0, np.float32)
-        sinks, k, v = (nothing if x is None else x for x in (inputs.sinks, inputs.k, inputs.v))
+        heads = (inputs.q, inputs.k, inputs.v) if inputs.together is None else (inputs.together, None, None)
+        *arrays, sinks = (nothing if x is None else x for x in (*heads, inputs.sinks))
         call = jax.ffi.ffi_call(
             "odriver_attention",
             (jax.ShapeDtypeStruct(pages.shape, pages.dtype), jax.ShapeDtypeStruct(inputs.q.shape, np.float32)),
@@ -66,7 +67,7 @@ class CPUAttention:
         )
         written, out = call(
             pages,
-            *(x.astype(np.float32) for x in (inputs.q, k, v, *inputs.rotation, sinks)),
+            *(x.astype(np.float32) for x in (*arrays, *inputs.rotation, sinks)),
             table.kv_lens,
             table.page_indices,
             table.cu_q_lens,

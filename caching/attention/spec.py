@@ -116,6 +116,9 @@ class AttentionInputs:
     k, and None here."""
     sinks: Array | None = None
     """f32[heads] score of a key without a value that every query of a head sees (gpt-oss)."""
+    together: Array | None = None
+    """f[T, kv_heads, group + 2, head_dim] the queries of each kv head, its key and its value, if these
+    are parts of one array as they are; None for kernels that do not ``fuses_rotation``."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 The twin is in numpy, and knows keys and values but no pages. A kernel gets three steps: two prompts,
 a token of the first beside more of the second, and a token more of both. So pages that are written
-in one step are read in the next, several to a row, by rows of both kinds.
+in one step are read in the next, several to a row, by rows of both kinds. A kernel that reads
+queries, keys and values together gets those of the last step so.
 """
 
 from collections.abc import Callable
@@ -97,7 +98,8 @@ def largest_error(
     pages = jnp.zeros_like(allocate(pool).layers[0])
     error = 0.0
     for rows in steps:
-        pages, found = trial.step(pages, rows)
+        is_together = kernel.fuses_rotation and rows is steps[-1]
+        pages, found = trial.step(pages, rows, is_together=is_together)
         error = max(error, found)
     return error
 
@@ -115,11 +117,12 @@ class _Trial:
         self._sinks = self._random.standard_normal(heads.heads).astype(np.float32) if heads.sinks else None
         self._run = jax.jit(self._attend, donate_argnums=0)
 
-    def step(self, pages: Array, rows: tuple[Row, ...]) -> tuple[Array, float]:
+    def step(self, pages: Array, rows: tuple[Row, ...], *, is_together: bool) -> tuple[Array, float]:
         """Run a step; returns the pages and the largest error of its results."""
         inputs, rotation = self._inputs()
         rotated = inputs if rotation is None else tuple(_rotated(x, *rotation) for x in inputs[:2]) + inputs[2:]
-        pages, out = self._run(pages, _table(rows), inputs, rotation, self._sinks)
+        together = _together(*inputs) if is_together else None
+        pages, out = self._run(pages, _table(rows), inputs, rotation, self._sinks, together)
         results, error, begin = np.asarray(out, np.float64), 0.0, 0
         for number, row in enumerate(rows):
             here = slice(begin, begin + row.count)
@@ -138,8 +141,9 @@ class _Trial:
         inputs: tuple[Array, Array, Array],
         rotation: tuple[Array, Array] | None,
         sinks: Array | None,
+        together: Array | None,
     ) -> tuple[Array, Array]:
-        return self._kernel(self._spec, CacheView(pages, table), AttentionInputs(*inputs, rotation, sinks))
+        return self._kernel(self._spec, CacheView(pages, table), AttentionInputs(*inputs, rotation, sinks, together))
 
     def _inputs(self) -> tuple[tuple[Numbers, ...], tuple[Numbers, Numbers] | None]:
         """q, k, v in the dtype of activations, and cosines and sines for a kernel that rotates."""
@@ -159,6 +163,12 @@ class _Trial:
         if not is_scaled(self._kv_dtype):
             return x.astype(self._kv_dtype)
         return np.asarray(as_read(as_stored(jnp.asarray(x), self._kv_dtype), self._kv_dtype, np.dtype(np.float32)))
+
+
+def _together(q: Numbers, k: Numbers, v: Numbers) -> Numbers:
+    """See AttentionInputs."""
+    grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
+    return np.concatenate([grouped, k[:, :, None], v[:, :, None]], axis=2)
 
 
 def _rotated(x: Numbers, cos: Numbers, sin: Numbers) -> Numbers:

@@ -5,6 +5,7 @@
 // of one sequence; it walks the keys kBlock at a time with a running softmax (Milakov and Gimelshein 2018), always in
 // the same blocks, so that a query's result depends neither on its neighbours nor on where its prompt was cut.
 
+#include <array>
 #include <vector>
 
 #include "handler.h"
@@ -49,10 +50,17 @@ struct Rotation {
   }
 };
 
-// The arrays of a step: q[tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim], or null if the pages have
-// them already.
+// Queries, keys or values of a step: where those of a token and a kv head are.
+struct Heads {
+  const float* begin;
+  int64_t of_token, of_kv_head;
+
+  const float* at(int64_t token, int64_t kv_head) const { return begin + token * of_token + kv_head * of_kv_head; }
+};
+
+// The arrays of a step; k and v begin with null if the pages have them already.
 struct Step {
-  const float *q, *k, *v;
+  Heads q, k, v;
   Rotation rotation;
   const float* sinks;  // [heads], or null
   float* out;
@@ -82,10 +90,10 @@ void write(Stored* pages, const Step& step, const Shape& shape, const Table& tab
   for (int64_t head = 0; head < shape.kv_heads; ++head) {
     Stored* keys = page_of(pages, shape, table, row, head, position / shape.page_size);
     Stored* values = keys + shape.page_elements();
-    const int64_t from = (token * shape.kv_heads + head) * shape.head_dim;
-    step.rotation.turn(step.k + from, token, shape.head_dim,
+    const float* value = step.v.at(token, head);
+    step.rotation.turn(step.k.at(token, head), token, shape.head_dim,
                        [&](int64_t d, float x) { store(keys + d * shape.page_size + offset, x); });
-    for (int64_t d = 0; d < shape.head_dim; ++d) store(values + offset * shape.head_dim + d, step.v[from + d]);
+    for (int64_t d = 0; d < shape.head_dim; ++d) store(values + offset * shape.head_dim + d, value[d]);
   }
 }
 
@@ -194,10 +202,9 @@ void attend(const Stored* pages, const Step& step, const Shape& shape, const Tab
   const int64_t block = std::max(kBlock / page_size, int64_t{1}) * page_size;
   scratch.fit(queries, block, head_dim, group, step.sinks ? step.sinks + task.kv_head * group : nullptr);
   float *scaled = scratch.q.data(), *scores = scratch.scores.data(), *sums = scratch.out.data();
-  const auto at = [&](int64_t token) { return (token * shape.heads + task.kv_head * group) * head_dim; };
   for (int64_t query = 0; query < queries; ++query) {
     const int64_t token = task.first + query / group;
-    step.rotation.turn(step.q + at(token) + query % group * head_dim, token, head_dim,
+    step.rotation.turn(step.q.at(token, task.kv_head) + query % group * head_dim, token, head_dim,
                        [&](int64_t d, float x) { scaled[query * head_dim + d] = x * step.scale; });
   }
 
@@ -228,7 +235,8 @@ void attend(const Stored* pages, const Step& step, const Shape& shape, const Tab
     }
   }
   for (int64_t query = 0; query < queries; ++query) {
-    float* to = step.out + at(task.first + query / group) + query % group * head_dim;
+    const int64_t token = task.first + query / group, head = task.kv_head * group + query % group;
+    float* to = step.out + (token * shape.heads + head) * head_dim;
     const float* from = sums + query * head_dim;
     for (int64_t d = 0; d < head_dim; ++d) to[d] = from[d] / scratch.total[query];
   }
@@ -252,7 +260,7 @@ void run(Stored* pages, const Step& step, const Shape& shape, const Table& table
   // Padding writes nothing, and is handed on as zeros.
   const int64_t used = table.cu_q_lens[table.num_seqs], token_elements = shape.heads * shape.head_dim;
   std::fill(step.out + used * token_elements, step.out + shape.tokens * token_elements, 0.0f);
-  if (step.k)
+  if (step.k.begin)
     parallel_for(table.num_seqs, [&](int64_t row) {
       for (int64_t token = table.cu_q_lens[row]; token < table.cu_q_lens[row + 1]; ++token)
         write(pages, step, shape, table, row, token);
@@ -262,19 +270,34 @@ void run(Stored* pages, const Step& step, const Shape& shape, const Table& table
                [&](int64_t task) { attend<Stored>(pages, step, shape, table, tasks[task]); });
 }
 
-// (pages, q, k, v, cos, sin, sinks, kv_lens, page_indices, cu_q_lens, num_seqs) -> (the same pages, out)
+// Queries, keys and values of a step, each by itself or all in the array of the first.
+std::array<Heads, 3> heads_of(const Shape& shape, const Buffer& q, const Buffer& k, const Buffer& v) {
+  const int64_t head_dim = shape.head_dim, group = shape.group() * head_dim;
+  if (q.rank() == 4) {
+    const int64_t of_kv_head = group + 2 * head_dim, of_token = shape.kv_heads * of_kv_head;
+    const auto from = [&](int64_t first) { return Heads{q.floats() + first, of_token, of_kv_head}; };
+    return {from(0), from(group), from(group + head_dim)};
+  }
+  const auto alone = [&](const Buffer& x) { return Heads{x.size() ? x.floats() : nullptr, shape.kv_heads * head_dim, head_dim}; };
+  return {Heads{q.floats(), shape.heads * head_dim, group}, alone(k), alone(v)};
+}
+
+// (pages, q[tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim] or empty, cos, sin, sinks, kv_lens, page_indices,
+// cu_q_lens, num_seqs) -> (the same pages, out like q). In the place of q may be [tokens, kv_heads, group + 2, head_dim] with k
+// and v, which are empty then.
 const char* attention(const Call& call) {
-  const Buffer pool = call.arg(0), q = call.arg(1), sinks = call.arg(6), page_indices = call.arg(8);
+  const Buffer pool = call.arg(0), q = call.arg(1), sinks = call.arg(6), page_indices = call.arg(8), out = call.result(1);
   void* pages = call.result(0).data();
   if (pages != pool.data()) return "XLA has copied the pages";
-  const Shape shape{q.dim(0), q.dim(1), pool.dim(1), pool.dim(4), pool.dim(3), page_indices.dim(1)};
+  const Shape shape{out.dim(0), out.dim(1), pool.dim(1), pool.dim(4), pool.dim(3), page_indices.dim(1)};
   const Table table{call.arg(7).ints(), page_indices.ints(), call.arg(9).ints(), call.arg(10).ints()[0]};
-  const Step step{q.floats(),
-                  call.arg(2).size() ? call.arg(2).floats() : nullptr,
-                  call.arg(3).floats(),
+  const auto [queries, keys, values] = heads_of(shape, q, call.arg(2), call.arg(3));
+  const Step step{queries,
+                  keys,
+                  values,
                   {call.arg(4).floats(), call.arg(5).floats(), call.arg(4).dim(2)},
                   sinks.size() ? sinks.floats() : nullptr,
-                  call.result(1).floats(),
+                  out.floats(),
                   call.attr<float>("scale"),
                   call.attr<int64_t>("window"),
                   call.attr<int64_t>("chunk"),

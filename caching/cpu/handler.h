@@ -19,6 +19,7 @@ class Buffer {
   void* data() const { return buffer_->data; }
   float* floats() const { return static_cast<float*>(buffer_->data); }
   const int32_t* ints() const { return static_cast<const int32_t*>(buffer_->data); }
+  int64_t rank() const { return buffer_->rank; }
   // The size of an axis; counted from the end where it is negative.
   int64_t dim(int64_t axis) const { return buffer_->dims[axis < 0 ? buffer_->rank + axis : axis]; }
   int64_t size() const {

@@ -126,6 +126,8 @@ class SelfAttention(nnx.Module):
         self.norms = QKVNorms(spec, self.parts, model.rms_norm_eps, kv_heads, make)
         self.scores, self.axis, self.paged_head_dim = spec.scores, make.axis, model.head_dim
         self.rope, self.interleaved = model.ropes.index(spec.rotated), spec.rope.interleaved
+        is_changed = spec.gated or self.interleaved or self.norms.has_any or spec.head_dim != model.head_dim
+        self.stays_together = self.parts == "qkv" and not is_changed
 
     def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
         grouped = linear(x, self.qkv_kernel, self.qkv_bias, step.adapters)
@@ -135,15 +137,15 @@ class SelfAttention(nnx.Module):
         if self.queries > self.group:
             q, gate = q[..., ::2, :], q[..., 1::2, :]
         q, k, v = self.norms(q, k, v)
-        cache, attended = step.attention(self.scores, cache, place, self._inputs(q, k, v, step))
+        cache, attended = step.attention(self.scores, cache, place, self._inputs(q, k, v, grouped, step))
         attended = attended[..., : grouped.shape[-1]].reshape(*x.shape[:-1], -1)
         if gate is not None:
             wide = attended.astype(jnp.float32) * jax.nn.sigmoid(gate.reshape(attended.shape).astype(jnp.float32))
             attended = wide.astype(attended.dtype)
         return cache, linear(attended, self.o_kernel, self.o_bias, step.adapters, self.axis)
 
-    def _inputs(self, q: Array, k: Array | None, v: Array | None, step: StepContext) -> AttentionInputs:
-        """Queries and keys at their positions, padded to the head_dim of pages."""
+    def _inputs(self, q: Array, k: Array | None, v: Array | None, grouped: Array, step: StepContext) -> AttentionInputs:
+        """Queries and keys at their positions, padded to the head_dim of pages; ``grouped`` is what they were cut from."""
         cos, sin, query_scale = step.rotations[self.rope]
         if query_scale is not None:
             q = (q.astype(jnp.float32) * query_scale).astype(q.dtype)
@@ -155,7 +157,10 @@ class SelfAttention(nnx.Module):
             return self._padded(rotate(x, cos, sin) if is_rotated else x)
 
         keys, values = None if k is None else turned(k), None if v is None else self._padded(v)
-        return AttentionInputs(turned(q), keys, values, None if is_rotated else (cos, sin), sinks)
+        if is_rotated:
+            return AttentionInputs(turned(q), keys, values, None, sinks)
+        together = grouped if self.stays_together and query_scale is None else None
+        return AttentionInputs(turned(q), keys, values, (cos, sin), sinks, together)
 
     def _padded(self, x: Array) -> Array:
         missing = self.paged_head_dim - x.shape[-1]
@@ -177,6 +182,11 @@ class QKVNorms(nnx.Module):
         replicas = kv_heads // spec.num_kv_heads
         self.joint = JointNorm("attention.qk_norm", every, eps, make, replicas) if spec.joint_qk_norm else None
         self.qk_eps, self.v_eps = eps if spec.unit_qk_norm else None, eps if spec.value_norm else None
+
+    @property
+    def has_any(self) -> bool:
+        """Whether it changes what it is given."""
+        return any(norm is not None for norm in (self.q, self.k, self.joint, self.qk_eps, self.v_eps))
 
     def __call__(self, q: Array, k: Array | None, v: Array | None) -> tuple[Array, Array | None, Array | None]:
         """q f[..., kv_heads, group, head_dim], k and v f[..., kv_heads, head_dim] -> q by heads."""
