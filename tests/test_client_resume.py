@@ -13,6 +13,7 @@ from fakes import FakeEngine, FakeTokenizer
 from test_client import Router, leave_no_files
 
 from driver import request as driver_request
+from driver.adapters.registry import AdapterRegistry
 from driver.errors import DriverStopped, Overloaded
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
@@ -257,6 +258,44 @@ def test_the_error_of_what_waited_in_vain_for_its_adapter_says_so(address: str) 
 
     words = r"no model or adapter 'sales' .*; within 0\.3 s it could not be resumed"
     with serving(address, FakeDriver(), enable_lora=True), client, pytest.raises(ConnectionLost, match=words):
+        next(stream)
+
+
+def test_only_a_daemon_that_serves_adapters_is_waited_for(client: Client, address: str) -> None:
+    """Another will never have it: its refusal is the answer, and so it is to a question to the tokenizer."""
+    with serving(address, first := FakeDriver(), enable_lora=True):
+        first.adapters.put("sales", Adapter(1, "sales", 8, ()), "sales", pin=False)
+        stream = client.generate([1], model="sales")
+        first.say(first.take(), "cut", [1])
+        assert next(stream).text == "cut"
+
+    with serving(address, FakeDriver()), pytest.raises(RequestFailed, match="no model or adapter 'sales'"):
+        next(stream)
+
+
+def test_a_model_that_has_lost_the_name_of_a_request_goes_on_with_it(client: Client, address: str) -> None:
+    """As it is the same; a new request under that name is refused."""
+    with serving(address, first := FakeDriver(), aliases=["macaw"], enable_lora=True):
+        first.adapters = AdapterRegistry(8, ("parrot", "macaw"), lambda _: None)
+        stream = client.generate([1], model="macaw")
+        assert first.take().model == "macaw"
+    with serving(address, second := FakeDriver(), enable_lora=True):
+        second.finish(second.take())
+        assert list(stream)[-1].finish_reason == "stop"
+        with pytest.raises(RequestFailed, match="no model or adapter 'macaw'"):
+            client.tokenize("x", model="macaw")
+
+
+def test_what_an_adapter_began_the_model_does_not_go_on_with(client: Client, address: str) -> None:
+    """Where that has its name now."""
+    with serving(address, first := FakeDriver(), enable_lora=True):
+        first.adapters.put("sales", Adapter(1, "sales", 8, ()), "sales", pin=False)
+        stream = client.generate([1], model="sales")
+        first.say(first.take(), "cut", [1])
+        assert next(stream).text == "cut"
+
+    words = "'sales' was an adapter, and is the model itself now"
+    with serving(address, FakeDriver(), aliases=["sales"]), pytest.raises(ResumeFailed, match=words):
         next(stream)
 
 

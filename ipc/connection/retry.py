@@ -17,7 +17,7 @@ from engine.metrics.engine_stats import FIRST_VERSION
 from engine.request_limits import MAX_SEED
 from ipc.errors import ConnectionLost, OdriverError, RequestFailed
 from ipc.wire.codec import decode_client_message
-from ipc.wire.messages import ClientMessage, Done, Generate, Token, Welcome
+from ipc.wire.messages import ClientMessage, Detokenize, Done, Generate, Token, Tokenize, Welcome
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
 """Seconds before a retry: doubled each time without progress, of which a random part."""
@@ -29,7 +29,8 @@ GOING = ("stopped", "draining", "asleep")
 FULL = ("overloaded", "quota_exceeded")
 """Codes of a full daemon: the caller repeats a new request, we repeat an accepted one."""
 NOT_LOADED = "not_found"
-"""Code of a daemon that came back without the adapter of an accepted request: its operator may load it again."""
+"""Code of a daemon that came back without the adapter of an accepted request: its operator may load it again, where it
+serves adapters."""
 MAX_LOSSES, MAX_FAULTS = 3, 2
 """How often in a row, without a new token between, a daemon goes away with the request, or ends it
 by a fault of its own, until it is given up: it may be the request that does it, and does it to
@@ -43,9 +44,9 @@ def with_seed(params: dict[str, Any]) -> dict[str, Any]:
 
 class Resumption:
     """One completion, from its first request on, or one question to the tokenizer. Times are in
-    seconds, and the caller's."""
+    seconds, and the caller's. ``model`` is what the request names."""
 
-    def __init__(self, frame: bytes, now: float) -> None:
+    def __init__(self, frame: bytes, now: float, model: str = "") -> None:
         self.why: OdriverError | None = None
         """How it was lost the last time."""
         self._interrupted_at: float | None = None
@@ -56,6 +57,11 @@ class Resumption:
         self._losses = self._faults = 0
         self._server: tuple[str, int] | None = None
         """Model and vocabulary of the daemon that it began with."""
+        self._model = model
+        self._adapter = ""
+        """What that is the name of there, "" for the model itself, which may lose a name and is still the same."""
+        self._enable_lora = False
+        """Whether the daemon that it was last sent to serves adapters."""
         self._token_ids: defaultdict[int, list[int]] = defaultdict(list)
         self._versions: dict[int, list[tuple[int, int]]] = {}
         """By sample: the versions of the weights that made its tokens, as far as they are told."""
@@ -89,8 +95,10 @@ class Resumption:
         """Whether to retry after this error: it is no answer yet, nor caused by the request."""
         if not isinstance(error, RequestFailed):
             return self._losses + 1 < MAX_LOSSES
-        if error.code in (*FULL, NOT_LOADED):
+        if error.code in FULL:
             return self._interrupted_at is not None
+        if error.code == NOT_LOADED:
+            return self._interrupted_at is not None and self._enable_lora
         return error.code in GOING or (error.code == "internal" and self._faults + 1 < MAX_FAULTS)
 
     def verdict(self, error: OdriverError) -> OdriverError:
@@ -120,6 +128,8 @@ class Resumption:
     def rest(self, now: float) -> ClientMessage:
         """The request for the part that has not arrived."""
         request = decode_client_message(self._frame)
+        if isinstance(request, Generate | Tokenize | Detokenize):
+            request = msgspec.structs.replace(request, model=self._adapter)
         if not isinstance(request, Generate):
             return request
         params, token_ids = request.params, []
@@ -142,7 +152,13 @@ class Resumption:
                 f"the daemon now serves {welcome.model} ({welcome.vocab_size} tokens), and not {model} ({vocab_size}) any"
                 " more: what that began cannot be gone on with"
             )
-        self._server = server
+        if self._server is None:
+            self._adapter = welcome.adapter_of(self._model)
+        elif self._token_ids and self._adapter in welcome.models:
+            return (
+                f"{self._adapter!r} was an adapter, and is the model itself now: what it began cannot be gone on with"
+            )
+        self._server, self._enable_lora = server, welcome.enable_lora
         return None
 
 

@@ -22,7 +22,7 @@ from ipc.errors import ConnectFailed, ConnectionLost
 from ipc.wire.bell import Bell
 from ipc.wire.completion import Message
 from ipc.wire.keys import ClientKey
-from ipc.wire.messages import Generate, ListAdapters, Welcome
+from ipc.wire.messages import Detokenize, Generate, ListAdapters, Tokenize, Welcome
 
 LONGEST_WAIT = 3600.0
 """Seconds of the longest poll: a call's timeout may be infinite, a poll's may not."""
@@ -124,7 +124,7 @@ class Connection:
             return self._call(request_id, request_frame(generate), put, Unread(request_id))
         # Streamed in any case, as what has come need not come again.
         frame = request_frame(msgspec.structs.replace(generate, params=with_seed(params), stream=True))
-        return self._call(request_id, frame, put, Unread(request_id), Resumption(frame, time.monotonic()))
+        return self._call(request_id, frame, put, Unread(request_id), Resumption(frame, time.monotonic(), model))
 
     def ask(self, put: Put, message_of: Callable[[str], SingleQuestion]) -> Call:
         """Send a request that has a single answer, made with the request id; the answer is put."""
@@ -132,8 +132,10 @@ class Connection:
         message = message_of(request_id)
         frame = request_frame(message)
         # What a tokenizer says the next daemon's says too; which adapters the one before had is not to be known.
-        repeats = self._resume_timeout is not None and not isinstance(message, ListAdapters)
-        return self._call(request_id, frame, put, resumption=Resumption(frame, time.monotonic()) if repeats else None)
+        if self._resume_timeout is None or isinstance(message, ListAdapters):
+            return self._call(request_id, frame, put)
+        model = message.model if isinstance(message, Tokenize | Detokenize) else ""
+        return self._call(request_id, frame, put, resumption=Resumption(frame, time.monotonic(), model))
 
     def _new_request_id(self) -> str:
         return str(next(self._serials))
