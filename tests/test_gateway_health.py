@@ -135,6 +135,54 @@ def test_daemons_of_one_model_take_turns(tmp_path_factory: pytest.TempPathFactor
                 assert http.post(TEXT, json={"prompt": "x"}).status_code == 200
 
 
+def test_of_daemons_that_are_away_whichever_is_back_first_serves(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nobody waits for the other, who has PATIENCE to answer; whose turn it is does not matter."""
+    first, second = (f"ipc://{tmp_path_factory.mktemp('d')}/o.sock" for _ in range(2))
+    for back in (first, second):
+        remote = [RemoteDaemon(address, timeout=PATIENCE) for address in (first, second)]
+        with gateway(*remote) as http:
+            with serving(first, FakeDriver()), serving(second, FakeDriver()):
+                assert len(http.get("/v1/models").json()["data"]) == 1
+                http.post(TEXT, json={"prompt": "x", "model": "parrot"}).raise_for_status()
+            while any(daemon.client._connection.is_up for daemon in remote):
+                pass
+            with serving(back, FakeDriver()):
+                assert http.post(TEXT, json={"prompt": "x", "model": "parrot"}).status_code == 200
+
+
+def test_one_that_is_away_is_not_waited_for_by_whoever_asks_all(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Also when no completion has found out that it is: it has PATIENCE to answer."""
+    first, second = (f"ipc://{tmp_path_factory.mktemp('d')}/o.sock" for _ in range(2))
+    going = RemoteDaemon(second, timeout=PATIENCE)
+    with serving(first, FakeDriver()), gateway(first, going) as http:
+        with serving(second, FakeDriver(), model="owl"):
+            assert len(http.get("/v1/models").json()["data"]) == 2
+        while going.client._connection.is_up:
+            pass
+        told = http.get("/health").json()["daemons"]
+        assert [(one["model"], one["state"]) for one in told] == [("parrot", "serving"), ("owl", "unreachable")]
+        assert len(http.get("/v1/models").json()["data"]) == 1
+        assert http.get("/metrics").status_code == 200
+        assert http.post(TEXT, json={"prompt": "x"}).json()["model"] == "parrot"
+        assert http.post(TEXT, json={"prompt": "x", "model": "jay"}).status_code == 404
+
+
+def test_a_model_whose_daemon_is_away_is_to_be_asked_for_again(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It is no model that is not served, whichever others are."""
+    first, second = (f"ipc://{tmp_path_factory.mktemp('d')}/o.sock" for _ in range(2))
+    going = RemoteDaemon(second, timeout=0.5)
+    with serving(first, FakeDriver()), gateway(first, going) as http:
+        with serving(second, FakeDriver(), model="owl"):
+            while going.model is None:
+                pass
+        while going.client._connection.is_up:
+            pass
+        refused = http.post(TEXT, json={"prompt": "x", "model": "owl"})
+
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+    assert refused.json()["error"]["message"].startswith(f"no daemon answers at {second}")
+
+
 def test_one_daemons_metrics_are_passed_on_as_they_are(address: str) -> None:
     """In Prometheus's content type."""
     with serving(address, FakeDriver(), metrics=lambda: "up 1.0\n"), gateway(address) as http:

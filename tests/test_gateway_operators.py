@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-from fake_driver import FakeDriver, serving
+from fake_driver import PATIENCE, FakeDriver, serving
 from gateways import gateway
 
 from ipc.gateway.access.callers import Callers
+from ipc.gateway.daemons import RemoteDaemon
 from ipc.gateway.operations import OPERATIONS
 from ipc.sockets.auth import Authority
 from ipc.wire import keys
@@ -116,3 +117,18 @@ def test_a_command_is_for_all_daemons(tmp_path: Path, api_keys: Path) -> None:
                 "serving",
             ):  # on a busy machine it takes longer to reach both
                 assert http.post("/wake_up", headers=OPS).status_code == 503
+
+
+def test_a_command_for_a_model_is_for_its_daemons_that_are_away_too(tmp_path: Path, api_keys: Path) -> None:
+    """It is an error then, as the replicas would differ; those that are there have done it."""
+    there = FakeDriver()
+    addresses = [f"ipc://{tmp_path}/{name}.sock" for name in ("there", "going")]
+    remote = [RemoteDaemon(addresses[0], timeout=PATIENCE), RemoteDaemon(addresses[1], timeout=0.5)]
+    with serving(addresses[0], there), gateway(*remote, callers=Callers(api_keys)) as http:
+        with serving(addresses[1], FakeDriver()):
+            while remote[1].model is None:
+                pass
+        while remote[1].client._connection.is_up:
+            pass
+        assert http.post("/sleep?model=parrot", headers=OPS).status_code == 503
+    assert there.state == "asleep"

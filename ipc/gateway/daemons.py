@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -62,6 +61,8 @@ class RemoteDaemon:
         self._asking: dict[str, asyncio.Task[Any]] = {}
         self._returning: asyncio.Task[None] | None = None
         """Connects to it, since the start or since it was lost."""
+        self._trouble: ConnectFailed | None = None
+        """Why it was not there the last time; None where it was, or where nobody has looked yet."""
         self._parsers = tool_call_parser, reasoning_parser
         self._dialect: tuple[Welcome, Dialect] | None = None
 
@@ -79,9 +80,9 @@ class RemoteDaemon:
             return []
 
     @property
-    def is_away(self) -> bool:
-        """Whether it is not connected, and ``seek`` retries."""
-        return self._returning is not None and not self._returning.done()
+    def trouble(self) -> ConnectFailed | None:
+        """Why it is away: it was there and has gone, or was looked for in vain; None otherwise. ``seek`` finds out."""
+        return None if self.client.is_connected else self._trouble
 
     async def reach(self) -> None:
         """Be connected to it; raises ConnectFailed."""
@@ -142,22 +143,25 @@ class RemoteDaemon:
 
     def seek(self) -> None:
         """Connect to it, unless it is connected, retrying until it is there."""
-        if self.client.is_connected or self.is_away:
+        if self.client.is_connected or (self._returning is not None and not self._returning.done()):
             return
+        if self.models:
+            self._trouble = ConnectFailed.nobody(self.address)
         self._returning = asyncio.create_task(self._return())
 
     async def _return(self) -> None:
-        trouble = ""
+        told = ""
         while True:
             try:
                 await self.client.connect()
             except ConnectFailed as error:
-                if str(error) != trouble and not isinstance(error, DaemonStarting):
+                if str(error) != told and not isinstance(error, DaemonStarting):
                     logger.warning("%s", error)
-                trouble = str(error)
+                self._trouble, told = error, str(error)
                 await asyncio.sleep(RETRY_INTERVAL)
             else:
                 logger.info("connected to %s, which serves %s", self.address, self.model)
+                self._trouble = None
                 return
 
 
@@ -177,8 +181,7 @@ class Daemons:
         self._turns = itertools.count()
 
     async def __aenter__(self) -> Self:
-        for daemon in self._daemons:
-            daemon.seek()
+        self.seek()
         return self
 
     async def __aexit__(
@@ -190,13 +193,37 @@ class Daemons:
     def __iter__(self) -> Iterator[RemoteDaemon]:
         return iter(self._daemons)
 
+    def seek(self) -> None:
+        """Look for those that are not connected."""
+        for daemon in self._daemons:
+            daemon.seek()
+
     async def reach(self) -> list[RemoteDaemon]:
-        """The reachable daemons; raises ConnectFailed if there are none. One that was there and is away is not waited
-        for where another is connected."""
-        tried = self._daemons
-        if any(daemon.client.is_connected for daemon in tried):
-            tried = [daemon for daemon in tried if daemon.client.is_connected or not (daemon.is_away and daemon.models)]
-        return list(await _answers(tried, RemoteDaemon.reach))
+        """The reachable daemons; raises ConnectFailed if there are none. One that is away is not waited for where
+        another is connected."""
+        self.seek()
+        return await self._connected([], lambda _: False)
+
+    async def _connected(
+        self, awaited: list[RemoteDaemon], suffices: Callable[[RemoteDaemon], bool]
+    ) -> list[RemoteDaemon]:
+        """Connect to all at once, until one suffices or all have been tried; those that are connected, ``awaited`` first.
+        Once one is, of those that are away these alone are waited for. Raises ConnectFailed where none is."""
+        others = [daemon for daemon in self._daemons if daemon not in awaited]
+        connecting = {asyncio.create_task(daemon.reach()): daemon for daemon in [*awaited, *others]}
+        pending, found = set(connecting), list[RemoteDaemon]()
+        try:
+            while pending and not any(suffices(daemon) for daemon in found):
+                pending = (await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED))[1]
+                found = [daemon for task, daemon in connecting.items() if task.done() and task.exception() is None]
+                if found and all(connecting[task].trouble and connecting[task] not in awaited for task in pending):
+                    break
+        finally:
+            for task in pending:
+                task.cancel()
+        if not found:
+            next(iter(connecting)).result()
+        return found
 
     async def ask_each(self, ask: Callable[[RemoteDaemon], Coroutine[Any, Any, Answer]]) -> dict[RemoteDaemon, Answer]:
         """The answers of those that are reachable until they have answered; raises ConnectFailed or ConnectionLost if
@@ -209,20 +236,21 @@ class Daemons:
 
         If it can only be an adapter of one daemon, that daemon says whether it is.
         """
-        for daemon in self._daemons:
-            daemon.seek()
+        self.seek()
         known = _serving(self._daemons, model)
         turn = next(self._turns)
         start = turn % len(known) if known else 0
-        in_turn = sorted(known[start:] + known[:start], key=lambda daemon: not daemon.client.is_connected)
+        in_turn = known[start:] + known[:start]
         for daemon in in_turn:
-            with suppress(ConnectFailed):
-                await daemon.reach()
-                if _serving([daemon], model):  # it may have come back with another
-                    return daemon
-        found = await self.reach()
+            if daemon.client.is_connected:
+                return daemon
+        can_tell = bool(known or model)
+        found = await self._connected(in_turn, lambda daemon: can_tell and bool(_serving([daemon], model)))
         for daemon in _serving(found, model):
             return daemon
+        for daemon in known:
+            if daemon not in found:
+                raise ConnectFailed(str(daemon.trouble or ConnectFailed.nobody(daemon.address)))
         having = [] if not model or len(model) > MAX_MODEL_LENGTH else await _with_adapter(found, model, caller)
         if having:
             return having[turn % len(having)]
@@ -233,7 +261,7 @@ class Daemons:
 
 def _serving(daemons: list[RemoteDaemon], model: str | None) -> list[RemoteDaemon]:
     """Those known to serve the model; without a model all must serve the same."""
-    if model is None and len({daemon.model for daemon in daemons}) > 1:
+    if model is None and len({daemon.model for daemon in daemons if daemon.models or daemon.trouble is None}) > 1:
         return []
     return [daemon for daemon in daemons if daemon.models and (model is None or model in daemon.models)]
 

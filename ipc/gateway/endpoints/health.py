@@ -77,10 +77,16 @@ async def ready(request: Request) -> Response:
 
 async def _answer(request: Request, suffices: Callable[[str], bool]) -> Response:
     daemons: Daemons = request.app.state.daemons
-    found = await asyncio.gather(*(_health(daemon) for daemon in daemons))
-    if any(suffices(one.state) for one in found):
-        return json_answer(Health("ok", list(found)))
-    return json_answer(Health("unavailable", list(found)), 503, {"Retry-After": f"{RETRY_AFTER:.0f}"})
+    daemons.seek()
+    found = {daemon: _absent(daemon, daemon.trouble) for daemon in daemons if daemon.trouble is not None}
+    away = list(found)
+    for asked in ([daemon for daemon in daemons if daemon not in found], away):
+        if not any(suffices(one.state) for one in found.values()):  # those that are away are asked last
+            found |= dict(zip(asked, await asyncio.gather(*map(_health, asked)), strict=True))
+    told = [found[daemon] for daemon in daemons]
+    if any(suffices(one.state) for one in told):
+        return json_answer(Health("ok", told))
+    return json_answer(Health("unavailable", told), 503, {"Retry-After": f"{RETRY_AFTER:.0f}"})
 
 
 async def _health(daemon: RemoteDaemon) -> DaemonHealth:
@@ -88,12 +94,14 @@ async def _health(daemon: RemoteDaemon) -> DaemonHealth:
         status = await daemon.status()
     except RequestFailed as error:
         return DaemonHealth(daemon.model, UNKNOWN, str(error))
-    except DaemonStarting as error:
-        return DaemonHealth(daemon.model, "starting", str(error))
     except OdriverError as error:
-        return DaemonHealth(daemon.model, "unreachable", str(error))
+        return _absent(daemon, error)
     stage, seconds = max(status["stages"].items(), key=lambda stage: stage[1])
     if seconds > PROGRESS_LIMIT:
         detail = f"nothing has got done in the {stage} stage for {seconds:.0f} s"
         return DaemonHealth(status["model"], "stalled", detail)
     return DaemonHealth(status["model"], status["state"])
+
+
+def _absent(daemon: RemoteDaemon, why: OdriverError) -> DaemonHealth:
+    return DaemonHealth(daemon.model, "starting" if isinstance(why, DaemonStarting) else "unreachable", str(why))

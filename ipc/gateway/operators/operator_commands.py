@@ -58,8 +58,9 @@ async def meant(request: Request, model: str | None) -> list[RemoteDaemon]:
     if model is None:
         return list(daemons)
     reached = await daemons.reach()
-    check_model(model, [name for daemon in reached for name in daemon.models])
-    return [daemon for daemon in reached if model in daemon.models]
+    known = [daemon for daemon in daemons if daemon in reached or daemon.trouble]
+    check_model(model, [name for daemon in known for name in daemon.models])
+    return [daemon for daemon in known if model in daemon.models]
 
 
 def _do(connect: Callable[[], ControlClient], command: Command) -> str:
