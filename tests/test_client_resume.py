@@ -14,7 +14,7 @@ from test_client import Router, leave_no_files
 
 from driver import request as driver_request
 from driver.adapters.registry import AdapterRegistry
-from driver.errors import DriverStopped, Overloaded
+from driver.errors import Asleep, Draining, DriverError, DriverStopped, Overloaded
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
 from engine.adapters.adapter import Adapter
@@ -206,6 +206,26 @@ def test_a_daemon_that_stops_is_outlived(client: Client, address: str, caplog: p
         if record.name == "ipc.connection.call_table" and record.levelname == "WARNING"
     ]
     assert [message.partition(": ")[0] for message in told] == ["it drains", f"the daemon at {address} went away"]
+
+
+@pytest.mark.parametrize("refusal", [Draining("it drains"), Asleep("it sleeps")])
+def test_who_has_another_daemon_has_only_what_was_cut_off_wait_for_one(address: str, refusal: DriverError) -> None:
+    """For one that takes nothing new: a new request is told so."""
+    with serving(address, first := FakeDriver()):
+        client = Client(address, resume=True, resume_timeout=PATIENCE, hold_new=False)
+        stream = client.generate([1])
+        first.take()
+    second = FakeDriver()
+    second.refusal = refusal
+    with client, serving(address, second):
+        while not second.submitted:
+            pass
+        with pytest.raises(RequestFailed, match=str(refusal)):
+            client.complete("x")
+        second.refusal = None
+        second.finish(second.take())
+
+        assert list(stream)[-1].finish_reason == "stop"
 
 
 def test_only_what_was_cut_off_is_pressed_on_a_daemon_that_has_too_much_to_do(client: Client, address: str) -> None:

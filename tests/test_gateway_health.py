@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx
 import msgspec
@@ -12,7 +13,9 @@ from gateways import CHAT, TEXT, chat, gateway, once_reached
 from prometheus_client.parser import text_string_to_metric_families
 from test_client import Router
 
+from driver.errors import Asleep, Draining, DriverError
 from engine.adapters.adapter import Adapter
+from ipc.gateway import daemons
 from ipc.gateway.daemons import RemoteDaemon
 from ipc.gateway.endpoints.metrics import merged
 from ipc.wire.codec import encode
@@ -133,6 +136,56 @@ def test_daemons_of_one_model_take_turns(tmp_path_factory: pytest.TempPathFactor
         with serving(second, back := FakeDriver()):  # it has its turn again when it is back
             while not back.submitted:
                 assert http.post(TEXT, json={"prompt": "x"}).status_code == 200
+
+
+def test_the_daemons_of_each_model_take_turns_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Also where requests for one and for the other alternate."""
+    drivers = {f"ipc://{tmp_path_factory.mktemp('d')}/o.sock": FakeDriver() for _ in range(4)}
+    with ExitStack() as there:
+        for number, (address, driver) in enumerate(drivers.items()):
+            there.enter_context(serving(address, driver, model=("parrot", "owl")[number // 2]))
+        http = there.enter_context(gateway(*drivers))
+        assert len(http.get("/v1/models").json()["data"]) == 2
+        for _ in range(2):
+            for model in ("parrot", "owl"):
+                http.post(TEXT, json={"prompt": "x", "model": model}).raise_for_status()
+
+    assert [len(driver.submitted) for driver in drivers.values()] == [1] * 4
+
+
+@pytest.mark.parametrize("refusal", [Draining("it drains"), Asleep("it sleeps")])
+def test_a_daemon_that_takes_nothing_new_is_spared_until_it_does(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, refusal: DriverError
+) -> None:
+    """Who finds out is to come again, at once, also where open requests are resumed; so is everybody where there is no
+    other."""
+    monkeypatch.setattr(daemons, "RETRY_INTERVAL", 0.01)
+    first, second = (f"ipc://{tmp_path_factory.mktemp('d')}/o.sock" for _ in range(2))
+    remote = [RemoteDaemon(address, timeout=PATIENCE, resume_timeout=PATIENCE) for address in (first, second)]
+    resting = FakeDriver()
+    resting.refusal, resting.state = refusal, refusal.code
+
+    def ask() -> int:
+        return http.post(TEXT, json={"prompt": "x", "model": "parrot"}).status_code
+
+    with serving(first, resting), gateway(*remote) as http:
+        with serving(second, FakeDriver()):
+            while any(daemon.model is None for daemon in remote):
+                pass
+            assert sorted([ask(), ask()]) == [200, 503]
+            assert [ask() for _ in range(4)] == [200] * 4 and len(resting.submitted) == 1
+        while remote[1].client._connection.is_up:
+            pass
+        answer = http.post(TEXT, json={"prompt": "x"})
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert answer.json()["error"]["code"] == refusal.code
+        with serving(second, FakeDriver()):
+            while ask() != 200:
+                pass
+            count = len(resting.submitted)
+            resting.refusal, resting.state = None, "serving"
+            while len(resting.submitted) == count:
+                assert ask() == 200
 
 
 def test_of_daemons_that_are_away_whichever_is_back_first_serves(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -24,8 +24,10 @@ FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
 NO_TIME = 1e-3
 """The timeout of a request without time left: the daemon ends it with reason "timeout"."""
 
-GOING = ("stopped", "draining", "asleep")
-"""Codes of a daemon that ends or pauses; it or its successor will serve again."""
+RESTING = ("draining", "asleep")
+"""Codes of a daemon that ends or pauses and takes nothing new; it or its successor will serve again."""
+GOING = ("stopped", *RESTING)
+"""The same, also for what was open."""
 FULL = ("overloaded", "quota_exceeded")
 """Codes of a full daemon: the caller repeats a new request, we repeat an accepted one."""
 NOT_LOADED = "not_found"
@@ -44,15 +46,17 @@ def with_seed(params: dict[str, Any]) -> dict[str, Any]:
 
 class Resumption:
     """One completion, from its first request on, or one question to the tokenizer. Times are in
-    seconds, and the caller's. ``model`` is what the request names."""
+    seconds, and the caller's. ``model`` is what the request names. Unless ``holds_new``, the refusal of a daemon that
+    has never had it is final."""
 
-    def __init__(self, frame: bytes, now: float, model: str = "") -> None:
+    def __init__(self, frame: bytes, now: float, model: str = "", *, holds_new: bool = True) -> None:
         self.why: OdriverError | None = None
         """How it was lost the last time."""
         self._interrupted_at: float | None = None
         self._frame = frame
         """The request as it was sent; the caller may since change its objects."""
         self._began = now
+        self._holds_new = holds_new
         self._delay = FIRST_DELAY
         self._losses = self._faults = 0
         self._server: tuple[str, int] | None = None
@@ -95,7 +99,7 @@ class Resumption:
         """Whether to retry after this error: it is no answer yet, nor caused by the request."""
         if not isinstance(error, RequestFailed):
             return self._losses + 1 < MAX_LOSSES
-        if error.code in FULL:
+        if error.code in FULL or (error.code in RESTING and not self._holds_new):
             return self._interrupted_at is not None
         if error.code == NOT_LOADED:
             return self._interrupted_at is not None and self._enable_lora

@@ -34,19 +34,29 @@ class Connection:
     Connects when there is a call and no connection, also after a loss, within ``timeout`` seconds;
     calls that were open then have failed. With a ``resume_timeout``, completions do not fail: they
     wait that many seconds for a daemon, which then resumes them; so do questions to the tokenizer,
-    which the daemon answers. No method blocks but ``close``.
+    which the daemon answers. Unless it ``holds_new`` completions, those that a daemon refuses as it drains or sleeps
+    fail. No method blocks but ``close``.
 
     The daemon gets credit for messages that arrive and, once MAX_READ_AHEAD_BYTES are untaken,
     only for those that are ``taken``.
     """
 
-    def __init__(self, address: str, timeout: float, resume_timeout: float | None, key: ClientKey | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout: float,
+        resume_timeout: float | None,
+        key: ClientKey | None,
+        *,
+        holds_new: bool,
+    ) -> None:
         self._context = started_context(address)
         self._address = address
         self._key = key
         self._welcome: Welcome | None = None
         self._timeout = timeout
         self._resume_timeout = resume_timeout
+        self._holds_new = holds_new
         self._process = os.getpid()
         self._serials = itertools.count(1)
         self._bell = Bell()
@@ -124,7 +134,8 @@ class Connection:
             return self._call(request_id, request_frame(generate), put, Unread(request_id))
         # Streamed in any case, as what has come need not come again.
         frame = request_frame(msgspec.structs.replace(generate, params=with_seed(params), stream=True))
-        return self._call(request_id, frame, put, Unread(request_id), Resumption(frame, time.monotonic(), model))
+        resumption = Resumption(frame, time.monotonic(), model, holds_new=self._holds_new)
+        return self._call(request_id, frame, put, Unread(request_id), resumption)
 
     def ask(self, put: Put, message_of: Callable[[str], SingleQuestion]) -> Call:
         """Send a request that has a single answer, made with the request id; the answer is put."""

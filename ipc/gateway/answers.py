@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from driver.errors import NotFound
+from ipc.connection.retry import RESTING
 from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed
 from ipc.gateway.disconnect import Disconnected
 from ipc.gateway.request_id import HUNG_UP, WHY
@@ -81,6 +82,8 @@ def failure(error: Exception, path: str | None = None) -> tuple[int, ErrorAnswer
 
 async def answer_failure(request: Request, error: Exception) -> Response:
     """An exception as an error response in OpenAI's format."""
+    if isinstance(error, RequestFailed) and error.code in RESTING and hasattr(request.state, "daemon"):
+        request.state.daemon.spare()
     status, answer, retry_after = failure(error, request.url.path)
     if status >= 500 and status != 503:  # with 503 a client comes again, as it is meant to
         setattr(request.state, WHY, str(error))

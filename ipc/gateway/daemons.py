@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -13,7 +15,7 @@ from starlette.requests import Request
 
 from engine.request_limits import MAX_MODEL_LENGTH
 from ipc.async_client import AsyncClient
-from ipc.errors import ConnectFailed, ConnectionLost, DaemonStarting
+from ipc.errors import ConnectFailed, ConnectionLost, DaemonStarting, RequestFailed
 from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.access.callers import Caller
 from ipc.gateway.access.peer_addresses import peer_of_request
@@ -54,7 +56,7 @@ class RemoteDaemon:
         self.timeout = timeout
         self._options: dict[str, Any] = {"timeout": timeout}
         if resume_timeout is not None:
-            self._options |= {"resume": True, "resume_timeout": resume_timeout}
+            self._options |= {"resume": True, "resume_timeout": resume_timeout, "hold_new": False}
         self.client = AsyncClient(address, key=key, **self._options)
         """The gateway's own connection."""
         self._clients: WeakKeyDictionary[Caller, AsyncClient] = WeakKeyDictionary()
@@ -63,6 +65,8 @@ class RemoteDaemon:
         """Connects to it, since the start or since it was lost."""
         self._trouble: ConnectFailed | None = None
         """Why it was not there the last time; None where it was, or where nobody has looked yet."""
+        self._resting: asyncio.Task[None] | None = None
+        """Asks it whether it takes requests again."""
         self._parsers = tool_call_parser, reasoning_parser
         self._dialect: tuple[Welcome, Dialect] | None = None
 
@@ -112,9 +116,10 @@ class RemoteDaemon:
 
     async def close(self) -> None:
         """End the connections."""
-        if self._returning is not None:
-            self._returning.cancel()
-            await asyncio.wait((self._returning,))
+        for task in (self._returning, self._resting):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait((task,))
         for client in (self.client, *self._clients.values()):
             await client.close()
 
@@ -140,6 +145,27 @@ class RemoteDaemon:
         del self._asking[what]
         if not asking.cancelled():
             asking.exception()  # mark as retrieved: the caller may have given up
+
+    @property
+    def rests(self) -> bool:
+        """Whether it is to be spared requests: see ``spare``."""
+        return self._resting is not None and not self._resting.done()
+
+    def spare(self) -> None:
+        """It has turned a request away as it drains or sleeps: until it does so no more, or is away, others of its
+        model are asked."""
+        if not self.rests:
+            self._resting = asyncio.create_task(self._serves_again())
+
+    async def _serves_again(self) -> None:
+        state = ""
+        while state != "serving" and self.client.is_connected:
+            await asyncio.sleep(RETRY_INTERVAL)
+            with suppress(ConnectFailed, ConnectionLost):  # it has nothing new to say
+                try:
+                    state = (await self.status())["state"]
+                except RequestFailed:  # its status is not for this gateway: the next request shows
+                    return
 
     def seek(self) -> None:
         """Connect to it, unless it is connected, retrying until it is there."""
@@ -178,7 +204,8 @@ class Daemons:
 
     def __init__(self, daemons: list[RemoteDaemon]) -> None:
         self._daemons = daemons
-        self._turns = itertools.count()
+        self._turns = defaultdict[tuple[RemoteDaemon, ...], Iterator[int]](itertools.count)
+        """By those who take them."""
 
     async def __aenter__(self) -> Self:
         self.seek()
@@ -238,14 +265,10 @@ class Daemons:
         """
         self.seek()
         known = _serving(self._daemons, model)
-        turn = next(self._turns)
-        start = turn % len(known) if known else 0
-        in_turn = known[start:] + known[:start]
-        for daemon in in_turn:
-            if daemon.client.is_connected:
-                return daemon
+        if there := [daemon for daemon in known if daemon.client.is_connected]:
+            return self._next(there)
         can_tell = bool(known or model)
-        found = await self._connected(in_turn, lambda daemon: can_tell and bool(_serving([daemon], model)))
+        found = await self._connected(known, lambda daemon: can_tell and bool(_serving([daemon], model)))
         for daemon in _serving(found, model):
             return daemon
         for daemon in known:
@@ -253,10 +276,15 @@ class Daemons:
                 raise ConnectFailed(str(daemon.trouble or ConnectFailed.nobody(daemon.address)))
         having = [] if not model or len(model) > MAX_MODEL_LENGTH else await _with_adapter(found, model, caller)
         if having:
-            return having[turn % len(having)]
+            return self._next(having)
         served = [name for daemon in found for name in daemon.models]
         check_model(model, served)
         raise BodyError(f"say which model: {' and '.join(dict.fromkeys(served))} are served here", "model")
+
+    def _next(self, able: list[RemoteDaemon]) -> RemoteDaemon:
+        """The one whose turn it is, of those that do not rest if there are any."""
+        having = tuple(daemon for daemon in able if not daemon.rests) or tuple(able)
+        return having[next(self._turns[having]) % len(having)]
 
 
 def _serving(daemons: list[RemoteDaemon], model: str | None) -> list[RemoteDaemon]:
@@ -296,7 +324,7 @@ async def daemon_for(request: Request, model: str | None) -> Reached:
     key."""
     daemons: Daemons = request.app.state.daemons
     caller, model = caller_of(request), model or None
-    daemon = await daemons.serving(model, caller)
+    request.state.daemon = daemon = await daemons.serving(model, caller)
     client = daemon.client_of(caller)
     if client is not daemon.client:
         await client.connect()
