@@ -97,10 +97,15 @@ class AsyncClient(BaseClient["AsyncStream"]):
         return AsyncStream(self, self._connection, call, outcomes)
 
     async def _answer(self, ask: Callable[[Put], Call], kind: type[Answer]) -> Answer:
-        """Send a request and return its answer; raises the OdriverError that comes instead."""
+        """Send a request and return its answer; raises the OdriverError that comes instead. It is aborted if the task is
+        cancelled meanwhile."""
         outcomes, put = self._new_queue()
-        ask(put)
-        return expected(await outcomes.get(), kind)
+        call = ask(put)
+        try:
+            return expected(await outcomes.get(), kind)
+        except asyncio.CancelledError:
+            self._connection.abort(call)
+            raise
 
     def _new_queue(self) -> tuple[Outcomes, Put]:
         """A queue of the running loop, and how the connection's thread puts into it."""

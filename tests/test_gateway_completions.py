@@ -13,6 +13,7 @@ import pytest
 from fake_driver import PATIENCE, FakeDriver, serving
 from gateways import CHAT, TEXT, chat, events, gateway
 from msgspec import UNSET
+from test_client import Router
 
 from driver.errors import Draining, Overloaded
 from driver.request import ActiveRequest, Logprob, ReturnSample, Timings, Usage
@@ -22,6 +23,7 @@ from ipc.gateway.endpoints.text_chunks import TextChunks
 from ipc.openai.answer_bodies import TextChoice, TextCompletion
 from ipc.openai.answer_format import AnswerFormat
 from ipc.wire.completion import Completion, Piece
+from ipc.wire.messages import Abort, Tokenize
 
 
 @pytest.fixture
@@ -270,6 +272,25 @@ def test_who_hangs_up_has_the_request_aborted(http: httpx.Client, driver: FakeDr
         request = driver.take()
 
     assert driver.aborted.get(timeout=PATIENCE) == request.request_id
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/tokenize", {"prompt": "x"}), (TEXT, {"prompt": "x", "echo": True, "logprobs": 1})]
+)
+def test_who_hangs_up_while_a_prompt_is_tokenised_has_that_aborted(
+    address: str, path: str, body: dict[str, Any]
+) -> None:
+    """As it may have to wait for a daemon that is away; the gateway works on nothing for nobody."""
+    router, content = Router(address), json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    with gateway(address, resume_timeout=PATIENCE) as http:
+        router.welcome()
+        with socket.create_connection((http.base_url.host, http.base_url.port or 0)) as connection:
+            connection.sendall(head.encode() + content)
+            asked = router.hear()
+            assert isinstance(asked, Tokenize)
+        assert router.hear() == Abort(asked.request_id)
+        router.die()
 
 
 def test_what_fails_in_mid_stream_is_an_event(http: httpx.Client, driver: FakeDriver) -> None:

@@ -27,6 +27,10 @@ from ipc.openai.timing_bodies import answer_timings
 async def create(request: Request) -> Response:
     """Continue a conversation."""
     body = await read(request, ChatCompletionRequest)
+    return await unless_disconnected(request.receive, _answered(request, body))
+
+
+async def _answered(request: Request, body: ChatCompletionRequest) -> Response:
     name, asked = request_id_of(request, body.request_id), body.question()
     daemon, client = await daemon_for(request, body.model)
     model, created, trace = body.model or client.welcome.model, int(time.time()), traceparent_of(request)
@@ -41,7 +45,7 @@ async def create(request: Request) -> Response:
         stream = ask(client, asked, held, traceparent=trace)
         return EventStream(_events(stream, chunks, with_usage=body.includes_usage))
     stream = ask(client, asked, held, stream=False, traceparent=trace)
-    (completion,) = await unless_disconnected(request.receive, gathered([stream], held))
+    (completion,) = await gathered([stream], held)
     answer = chat_completion(completion, asked.answer_format, name, model, prompt, answering.message)
     timings = answer_timings([completion.usage])
     return json_answer(msgspec.structs.replace(answer, created=created, timings=timings))

@@ -31,6 +31,10 @@ from ipc.openai.timing_bodies import answer_timings
 async def create(request: Request) -> Response:
     """Continue a text, or each of several."""
     body = await read(request, CompletionRequest)
+    return await unless_disconnected(request.receive, _answered(request, body))
+
+
+async def _answered(request: Request, body: CompletionRequest) -> Response:
     name, questions = request_id_of(request, body.request_id), body.questions()
     client = (await daemon_for(request, body.model)).client
     model, created, trace = body.model or client.welcome.model, int(time.time()), traceparent_of(request)
@@ -47,7 +51,7 @@ async def create(request: Request) -> Response:
         streams = [ask(client, asked, held, traceparent=trace) for asked in questions]
         return EventStream(_events(streams, chunks, body, echoes))
     streams = [ask(client, asked, held, stream=False, traceparent=trace) for asked in questions]
-    completions = await unless_disconnected(request.receive, gathered(streams, held))
+    completions = await gathered(streams, held)
     answers = [
         text_completion(one, answer_format, name, model, prompt)
         for one, prompt in zip(completions, prompts, strict=True)

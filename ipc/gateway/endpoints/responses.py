@@ -30,6 +30,10 @@ _encoder = msgspec.json.Encoder()
 async def create(request: Request) -> Response:
     """Continue a conversation."""
     body = await read(request, ResponseRequest)
+    return await unless_disconnected(request.receive, _answered(request, body))
+
+
+async def _answered(request: Request, body: ResponseRequest) -> Response:
     name, asked = request_id_of(request, body.request_id), body.question()
     daemon, client = await daemon_for(request, body.model)
     asked, answering = await answering_of(daemon, client, asked, body.tool_use(), hides_reasoning=False)
@@ -39,7 +43,8 @@ async def create(request: Request) -> Response:
     events = _events(stream, answer, client, None if body.stream else held)
     if body.stream:
         return EventStream(_encoded(events), done=b"", error_event=lambda error: _event(answer.error(error.error)))
-    await unless_disconnected(request.receive, _drain(events))
+    async for _ in events:
+        pass
     return json_answer(answer.response())
 
 
@@ -78,8 +83,3 @@ async def _encoded(all_events: AsyncGenerator[list[Event]]) -> AsyncGenerator[by
 
 def _event(event: Event) -> bytes:
     return f"event: {event['type']}\ndata: ".encode() + _encoder.encode(event) + b"\n\n"
-
-
-async def _drain(all_events: AsyncGenerator[list[Event]]) -> None:
-    async for _ in all_events:
-        pass

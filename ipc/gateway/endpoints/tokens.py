@@ -10,6 +10,7 @@ from starlette.responses import Response
 from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read
 from ipc.gateway.daemons import daemon_for
+from ipc.gateway.disconnect import unless_disconnected
 from ipc.openai.chat_messages import ChatMessage
 from ipc.openai.field_names import naming
 from ipc.openai.question import BodyError
@@ -70,6 +71,10 @@ async def tokenize(request: Request) -> Response:
     body = await read(request, TokenizeRequest)
     if body.messages is not None and body.add_special_tokens:
         raise BodyError("add_special_tokens is for a prompt: a chat template has its own", "add_special_tokens")
+    return await unless_disconnected(request.receive, _tokenized(request, body))
+
+
+async def _tokenized(request: Request, body: TokenizeRequest) -> Response:
     switches = template_switches(body.chat_template_kwargs, body.add_generation_prompt, body.continue_final_message)
     client = (await daemon_for(request, body.model)).client
     token_ids = await client.tokenize(
@@ -85,6 +90,10 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
     body = await read(request, DetokenizeRequest)
+    return await unless_disconnected(request.receive, _detokenized(request, body))
+
+
+async def _detokenized(request: Request, body: DetokenizeRequest) -> Response:
     client = (await daemon_for(request, body.model)).client
     with naming({"token_ids": "tokens"}):
         return json_answer(Text(await client.detokenize(body.tokens)))
