@@ -33,7 +33,7 @@ LAST = len(TIERS) - 1
 PATIENCE = (2.0, 4.0, 18.0)
 """Seconds of real time by tier; workers have a low priority on a busy machine."""
 TOO_BUSY = "the machine is too busy to compile a grammar: try again later"
-HEAVY_SECONDS = 0.05
+HEAVY_COMPILE_SECONDS = 0.05
 """Processor time to compile from which on the sequences of a grammar are heavy."""
 MAX_GRAMMARS = 128
 """Compiled grammars to remember. Each is as large as its text and a mask."""
@@ -94,7 +94,7 @@ class GrammarCompiler:
             return None
         if answer.kind == ERROR:
             raise GrammarRefused(answer.body.decode())
-        heavy = answer.seconds > HEAVY_SECONDS
+        heavy = answer.seconds > HEAVY_COMPILE_SECONDS
         grammar = CompiledGrammar(job, unpack_way_on(answer.body), heavy)
         with self._lock:
             self._compiled[job] = grammar

@@ -13,7 +13,7 @@ from engine.scheduling.estimates.recent_share import RecentShare
 
 MOST_CANDIDATES = 8
 """Places that are looked at for the longest run, the latest ones."""
-EXPECTED_ACCEPTANCE = 0.5
+EXPECTED_GUESS_ACCEPTANCE = 0.5
 """Of guesses, before the first."""
 LEAST_ACCEPTANCE = 0.2
 """The grammar is not asked about guesses that are right less often: what may follow them takes it
@@ -85,7 +85,7 @@ class Guesses:
         self._prompt = prompt
         self._output = NgramIndex(prompt.shortest, prompt.longest, prompt.last(prompt.longest))
         self._output.extend(token_ids)
-        self._acceptance = RecentShare(EXPECTED_ACCEPTANCE)
+        self._acceptance = RecentShare(EXPECTED_GUESS_ACCEPTANCE)
         self._expected: list[int] = []
         self._num_forced = 0
         self._asked = False

@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 FREE_SECONDS = 0.002
 """Processor time that a token may take: more adds to the request's debt, less reduces it."""
-HEAVY_SECONDS = 0.1
-"""A debt with which a request becomes heavy."""
-MAX_SECONDS = 60.0
-"""A debt with which it fails."""
+HEAVY_DEBT = 0.1
+"""Seconds of debt with which a request becomes heavy."""
+MAX_DEBT = 60.0
+"""The same with which it fails."""
 HEAVY_KIBIBYTES = 128 << 10
 MAX_CRASHES, MAX_KILLS = 2, 8
 """Workers that may end while they work for a request: by themselves, and by SIGKILL, which
@@ -37,7 +37,7 @@ somebody else sends, but perhaps the kernel for want of memory."""
 TOKEN_SECONDS = 1.0
 """Processor time for one token."""
 TOO_HARD = (
-    f"it takes more than {TOKEN_SECONDS:g} second a token, {MAX_SECONDS:g} seconds or {MEMORY_BYTES >> 30} GiB "
+    f"it takes more than {TOKEN_SECONDS:g} second a token, {MAX_DEBT:g} seconds or {MEMORY_BYTES >> 30} GiB "
     "to tell what may come next: make it simpler"
 )
 NUM_WORKERS = {False: 2, True: 1}
@@ -63,13 +63,13 @@ class Allowance:
     @property
     def spent(self) -> bool:
         """Whether the request must fail."""
-        return self._debt > MAX_SECONDS or self._crashes >= MAX_CRASHES or self._kills >= MAX_KILLS
+        return self._debt > MAX_DEBT or self._crashes >= MAX_CRASHES or self._kills >= MAX_KILLS
 
     def charge(self, seconds: float, kibibytes: int) -> None:
         """Counts the cost of one answer: processor time, and growth of the worker's peak size."""
         self._debt = max(0.0, self._debt + seconds - FREE_SECONDS)
         self._kibibytes += kibibytes
-        if self._debt > HEAVY_SECONDS or self._kibibytes > HEAVY_KIBIBYTES:
+        if self._debt > HEAVY_DEBT or self._kibibytes > HEAVY_KIBIBYTES:
             self.heavy = True
 
     def charge_worker(self, *, killed: bool) -> None:

@@ -16,7 +16,7 @@ from engine.scheduling.rows.draft_rest import DraftRest
 
 NO_DRAFT = -1
 """Instead of a token id: there is no draft, or an earlier text has ended."""
-EXPECTED_ACCEPTANCE = 0.6
+EXPECTED_DRAFT_ACCEPTANCE = 0.6
 """Of the drafts of a sequence that has had none."""
 
 
@@ -91,9 +91,9 @@ class Sequence:
     """Tokens that its constraint expects behind those that have landed: drafts, if they are right."""
     num_forced: int = 0
     """Of these, those that its constraint forces; the others, behind them, are guesses."""
-    draft_runs: DraftRuns = field(default_factory=lambda: DraftRuns(EXPECTED_ACCEPTANCE))
+    draft_runs: DraftRuns = field(default_factory=lambda: DraftRuns(EXPECTED_DRAFT_ACCEPTANCE))
     """How far drafts were right: those that its constraint forces or guesses do not count."""
-    forced_acceptance: RecentShare = field(default_factory=lambda: RecentShare(EXPECTED_ACCEPTANCE))
+    forced_acceptance: RecentShare = field(default_factory=lambda: RecentShare(EXPECTED_DRAFT_ACCEPTANCE))
     """How often a token that its constraint forces was right behind others that were."""
     draft_rest: DraftRest = field(default_factory=DraftRest)
     """When its drafts are thought of again."""
