@@ -103,7 +103,7 @@ def test_a_process_that_hangs_is_followed_by_another(address: str, monkeypatch: 
             os.kill(process, signal.SIGSTOP)
 
         with monkeypatch.context() as patch:
-            patch.setattr("ipc.sockets.peers.SILENCE_LIMIT", 0.05)
+            patch.setattr("ipc.sockets.peers.ANSWER_LIMIT", 0.05)
             until(lambda: bool(server.stages()) and server.num_restarts >= 2)
 
         # On a busy machine one more may have been too slow, and be just ending.

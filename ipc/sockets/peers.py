@@ -34,7 +34,7 @@ SHORT_LIFE = 1.0
 """Seconds: after two processes in a row that died younger, the next starts later."""
 LONGEST_DELAY = 1.0
 """Seconds from one process's death to the next one's birth, at most."""
-SILENCE_LIMIT = 20.0
+ANSWER_LIMIT = 20.0
 """Seconds in which a process that was called must answer, or be killed."""
 
 
@@ -93,9 +93,9 @@ class Peers:
         except LinkLost:
             self._lose(self._spawned, now)
             return
-        if self.called_at is not None and now > self.called_at + SILENCE_LIMIT and not self._unheard:
+        if self.called_at is not None and now > self.called_at + ANSWER_LIMIT and not self._unheard:
             logger.error(
-                "the process of the %s socket does not answer for %g s: it is killed", self._name, SILENCE_LIMIT
+                "the process of the %s socket does not answer for %g s: it is killed", self._name, ANSWER_LIMIT
             )
             self.called_at = None
             self._spawned.kill()
