@@ -8,27 +8,24 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
-
 from driver.errors import DriverError, Overloaded
 from driver.request import ReturnSample
 from ipc.server.connected_client import MAX_BACKLOG_BYTES, ConnectedClient
-from ipc.server.delivery import Delivery, Send
+from ipc.server.delivery import Delivery
 from ipc.server.driver_protocol import Driver
 from ipc.server.isolation import Work, isolating
 from ipc.server.ledger import Ledger
 from ipc.server.outbox import Outbox, Reply
 from ipc.server.requests import Question, submit
 from ipc.server.rounds import Rounds
+from ipc.server.shared_answers import Send, greeting, listed_adapters
 from ipc.server.stream import SampleStream
 from ipc.sockets.tenants import EVERYBODY, Tenant
 from ipc.wire.codec import decode_client_message, read
 from ipc.wire.messages import (
     PING_INTERVAL,
-    PROTOCOL_VERSION,
     SILENCE_LIMIT,
     Abort,
-    AdaptersReply,
     ClientMessage,
     Credit,
     Detokenize,
@@ -283,22 +280,3 @@ class Clients:
             )
         for stream in client.streams.values():
             self._driver.abort(stream.reply.driver_id)
-
-
-def greeting(welcome: Welcome, identity: bytes, hello: Hello) -> Welcome | Error:
-    """The answer to ``hello``: a client of another protocol version is refused."""
-    if hello.version == PROTOCOL_VERSION:
-        return msgspec.structs.replace(welcome, client_id=identity.hex())
-    return unsupported(hello)
-
-
-def listed_adapters(driver: Driver, request_id: str, tenant: Tenant) -> AdaptersReply:
-    """The adapters that a tenant may use."""
-    rows = driver.adapters.rows(tenant.adapters)
-    return AdaptersReply(request_id, [msgspec.structs.asdict(row) for row in rows])
-
-
-def unsupported(hello: Hello) -> Error:
-    """The answer to a client of another protocol version."""
-    words = f"this daemon speaks version {PROTOCOL_VERSION} of the protocol, not {hello.version}"
-    return Error(None, "unsupported_version", words)

@@ -17,11 +17,10 @@ from driver.errors import DriverError, InvalidRequest
 from driver.request import ReturnChannel, ReturnSample
 from engine.hub.roots import OutsideRoot, Root
 from engine.live.weight_source import SharedWeights, WeightArrays, WeightFiles, WeightSource
-from ipc.server.client_table import greeting, listed_adapters
-from ipc.server.delivery import Send
 from ipc.server.driver_protocol import Driver
 from ipc.server.isolation import Work, isolating
 from ipc.server.outbox import Outbox, Reply
+from ipc.server.shared_answers import Send, greeting, listed_adapters
 from ipc.server.weight_uploads import WeightUploads
 from ipc.sockets.tenants import EVERYBODY, Tenant
 from ipc.wire.codec import decode_control_message, read

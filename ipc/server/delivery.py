@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from ipc.server.connected_client import ConnectedClient
+from ipc.server.shared_answers import Send
 from ipc.server.stream import SampleStream
 from ipc.sockets.peer_events import Sent
 from ipc.wire.messages import Ping, Pong, ServerMessage
-
-Send = Callable[[bytes, ServerMessage], Sent]
-"""Sends to one client without waiting."""
 
 MAX_UNSENT = 1000
 """Answers held for a client that asks and does not read. One that asks for more is cut off."""

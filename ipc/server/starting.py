@@ -4,9 +4,8 @@ import math
 from collections.abc import Callable
 
 from driver.request import ReturnSample
-from ipc.server.client_table import unsupported
 from ipc.server.outbox import Reply
-from ipc.sockets.peer_events import Sent
+from ipc.server.shared_answers import Send, unsupported
 from ipc.sockets.tenants import Tenant
 from ipc.wire.codec import decode_hello, read
 from ipc.wire.messages import PROTOCOL_VERSION, Error, ServerMessage, Starting
@@ -18,7 +17,7 @@ LOOK_INTERVAL = 1.0
 class StartingRules:
     """Keeps each connection's ``hello`` until the daemon serves; ``progress`` is for people."""
 
-    def __init__(self, send: Callable[[bytes, ServerMessage], Sent], progress: Callable[[], str]) -> None:
+    def __init__(self, send: Send, progress: Callable[[], str]) -> None:
         self.early: dict[bytes, tuple[list[bytes], Tenant]] = {}
         """By connection: the frames of its ``hello``, and who it is."""
         self._send = send
