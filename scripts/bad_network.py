@@ -28,8 +28,8 @@ from engine.request_limits import ServingLimits
 from ipc.client import Client
 from ipc.connection import session
 from ipc.errors import ConnectionLost
-from ipc.server import client_table as clients
-from ipc.server import rounds
+from ipc.server.work import client_table as clients
+from ipc.server.work import rounds
 from ipc.server.zmq_server import Server
 from ipc.sockets.auth import Authority
 from ipc.wire import keys

@@ -14,11 +14,12 @@ from raw_client import RawClient
 from driver.request import ActiveRequest, Logprob, ReturnSample, Usage
 from ipc.client import Client
 from ipc.connection import read_ahead
-from ipc.server import connected_client, outbox
-from ipc.server.client_table import Clients
-from ipc.server.delivery import SENT_AT_ONCE
+from ipc.server import outbox
 from ipc.server.outbox import Outbox, Reply
-from ipc.server.stream import Backlog, SampleStream
+from ipc.server.work import connected_client
+from ipc.server.work.client_table import Clients
+from ipc.server.work.delivery import SENT_AT_ONCE
+from ipc.server.work.stream import Backlog, SampleStream
 from ipc.sockets.peer_events import Sent
 from ipc.wire.bell import Bell
 from ipc.wire.codec import encode
@@ -373,7 +374,9 @@ def test_credit_on_a_full_connection_has_nothing_joined(monkeypatch: pytest.Monk
     for request in requests:
         wire.say(request, 3)
     joins: list[object] = []
-    monkeypatch.setattr("ipc.server.stream.joined", lambda samples: joins.append(samples) or outbox.joined(samples))
+    monkeypatch.setattr(
+        "ipc.server.work.stream.joined", lambda samples: joins.append(samples) or outbox.joined(samples)
+    )
 
     for number in range(100):
         wire.hear(Credit(str(number), 1))

@@ -16,10 +16,10 @@ from driver.errors import DriverStopped, Overloaded
 from driver.request import ReturnSample, Usage
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.errors import AddressError, AddressInUse
-from ipc.server.client_table import Clients
 from ipc.server.listener import HARD_MAX_MESSAGE_BYTES, Listener
 from ipc.server.outbox import Outbox, Reply
 from ipc.server.shared_answers import Send
+from ipc.server.work.client_table import Clients
 from ipc.server.zmq_server import Server
 from ipc.sockets.peer_events import Sent
 from ipc.sockets.spawner import Spawner

@@ -20,9 +20,9 @@ from test_driver import Listener, error_of
 import driver.prepare_inputs
 import driver.process_summary
 import ipc.gateway.endpoints.completions
-import ipc.server.client_table
-import ipc.server.requests
-import ipc.server.stream
+import ipc.server.work.client_table
+import ipc.server.work.requests
+import ipc.server.work.stream
 from driver.execution.deadlines import Deadlines
 from driver.grammars.compiler import GrammarCompiler
 from driver.metrics.request_log import RequestLog
@@ -37,8 +37,8 @@ from driver.text.stops import StopStrings
 from ipc.gateway.endpoints.chat_chunks import ChatChunks
 from ipc.gateway.endpoints.text_chunks import TextChunks
 from ipc.server.control import Control
-from ipc.server.delivery import Delivery
-from ipc.server.stream import SampleStream
+from ipc.server.work.delivery import Delivery
+from ipc.server.work.stream import SampleStream
 from ipc.wire.addresses import control_address
 from ipc.wire.messages import Abort, Credit, Detokenize, Done, Error, Generate, Tokenize, TokenizerInfo
 from ipc.wire.operations import Metrics, Status
@@ -266,12 +266,12 @@ def test_a_stage_that_fails_everybody_is_broken(monkeypatch: pytest.MonkeyPatch)
         (FakeDriver, "submit_request", Generate("poison", prompt="x")),
         (FakeDriver, "submit_tokenizer_request", Tokenize("poison", prompt="x")),
         (FakeDriver, "submit_tokenizer_request", Detokenize("poison", token_ids=[1])),
-        (ipc.server.client_table, "TokenizerInfoReply", TokenizerInfo("poison")),
-        (ipc.server.requests, "ActiveRequest", Generate("poison", prompt="x")),
-        (ipc.server.client_table, "Reply", Generate("poison", prompt="x")),
+        (ipc.server.work.client_table, "TokenizerInfoReply", TokenizerInfo("poison")),
+        (ipc.server.work.requests, "ActiveRequest", Generate("poison", prompt="x")),
+        (ipc.server.work.client_table, "Reply", Generate("poison", prompt="x")),
         (SampleStream, "put", Generate("poison", prompt="x")),
-        (ipc.server.stream, "_message", Generate("poison", prompt="x")),
-        (ipc.server.stream, "joined", Generate("poison", prompt="x")),
+        (ipc.server.work.stream, "_message", Generate("poison", prompt="x")),
+        (ipc.server.work.stream, "joined", Generate("poison", prompt="x")),
     ],
     ids=lambda value: getattr(value, "__name__", None) or (value if isinstance(value, str) else ""),
 )

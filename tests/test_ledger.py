@@ -8,9 +8,9 @@ import pytest
 from fake_driver import WELCOME, FakeDriver
 
 from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
-from ipc.server.client_table import Clients
-from ipc.server.ledger import Ledger
 from ipc.server.outbox import Outbox, Reply
+from ipc.server.work.client_table import Clients
+from ipc.server.work.ledger import Ledger
 from ipc.sockets.peer_events import Sent
 from ipc.sockets.tenants import MINUTE, Quota, Tenant
 from ipc.wire.bell import Bell

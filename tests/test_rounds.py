@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from ipc.server.rounds import LOOKED_AFTER_AT_ONCE, Rounds
+from ipc.server.work.rounds import LOOKED_AFTER_AT_ONCE, Rounds
 from ipc.wire.messages import PING_INTERVAL
 
 

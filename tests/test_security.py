@@ -21,8 +21,8 @@ from ipc.client import Client
 from ipc.commands.cli import main
 from ipc.control_client import ControlClient
 from ipc.errors import AddressError, ConnectFailed, ConnectionLost, KeyFileError, OdriverError, RequestFailed
-from ipc.server.client_table import Clients
 from ipc.server.outbox import Outbox
+from ipc.server.work.client_table import Clients
 from ipc.sockets.auth import Authority
 from ipc.sockets.peer_events import Sent
 from ipc.sockets.tenants import MINUTE, Quota, Tenant

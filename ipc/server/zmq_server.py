@@ -10,10 +10,10 @@ from pathlib import Path
 
 from engine.hub.roots import Root
 from engine.request_limits import MAX_MESSAGE_BYTES, ServingLimits
-from ipc.server.client_table import Clients
 from ipc.server.control import Control, Reloading
 from ipc.server.driver_protocol import Driver
 from ipc.server.listener import Listener
+from ipc.server.work.client_table import Clients
 from ipc.sockets.auth import Authority
 from ipc.sockets.spawner import Spawner
 from ipc.sockets.tenants import Tenant

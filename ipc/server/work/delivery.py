@@ -1,17 +1,17 @@
 """Sending to clients: what a connection has no room for waits, and its streams take turns.
 
-There is no socket, thread or clock in this file. A connection that was full is tried again when it
-has room, and not before: to try is to join all that waits of a stream. Then as much is sent at once
-as takes a millisecond or two, of one client after the other, so that nobody else waits for long.
+A connection that was full is tried again when it has room, and not before: to try is to join all
+that waits of a stream. Then as much is sent at once as takes a millisecond or two, of one client
+after the other, so that nobody else waits for long.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from ipc.server.connected_client import ConnectedClient
 from ipc.server.shared_answers import Send
-from ipc.server.stream import SampleStream
+from ipc.server.work.connected_client import ConnectedClient
+from ipc.server.work.stream import SampleStream
 from ipc.sockets.peer_events import Sent
 from ipc.wire.messages import Ping, Pong, ServerMessage
 

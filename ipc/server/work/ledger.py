@@ -1,5 +1,4 @@
-"""The cost of tenants' requests, charged when the work is done. No socket, thread or clock is in
-this file.
+"""The cost of tenants' requests, charged when the work is done.
 
 A prompt is charged when its request is accepted, by an estimate that the last sample corrects.
 Output is charged as the driver makes it, read or not: a client that disconnects pays for all work

@@ -4,7 +4,7 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from ipc.server.stream import Backlog, SampleStream
+from ipc.server.work.stream import Backlog, SampleStream
 from ipc.sockets.tenants import Tenant
 from ipc.wire.messages import ServerMessage
 

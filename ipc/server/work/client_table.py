@@ -1,8 +1,4 @@
-"""The clients that have sent Hello, their open requests, and the answers to their messages.
-
-All rules of the work socket's server side are here and in ``stream.py``; there is no socket,
-thread or clock in this file.
-"""
+"""The clients that have sent Hello, their open requests, and the answers to their messages."""
 
 import logging
 from collections.abc import Callable
@@ -10,16 +6,16 @@ from functools import partial
 
 from driver.errors import DriverError, Overloaded
 from driver.request import ReturnSample
-from ipc.server.connected_client import MAX_BACKLOG_BYTES, ConnectedClient
-from ipc.server.delivery import Delivery
 from ipc.server.driver_protocol import Driver
 from ipc.server.isolation import Work, isolating
-from ipc.server.ledger import Ledger
 from ipc.server.outbox import Outbox, Reply
-from ipc.server.requests import Question, submit
-from ipc.server.rounds import Rounds
 from ipc.server.shared_answers import Send, greeting, listed_adapters
-from ipc.server.stream import SampleStream
+from ipc.server.work.connected_client import MAX_BACKLOG_BYTES, ConnectedClient
+from ipc.server.work.delivery import Delivery
+from ipc.server.work.ledger import Ledger
+from ipc.server.work.requests import Question, submit
+from ipc.server.work.rounds import Rounds
+from ipc.server.work.stream import SampleStream
 from ipc.sockets.tenants import EVERYBODY, Tenant
 from ipc.wire.codec import decode_client_message, read
 from ipc.wire.messages import (
