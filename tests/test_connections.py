@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from ipc.sockets.connection_table import KEPT, SHARE_OF_OWNER, SHARE_OF_PEER, Connections
+from ipc.sockets.connections.connection_table import KEPT, SHARE_OF_OWNER, SHARE_OF_PEER, Connections
 
 ALICE, BOB = "uid 1000", "uid 1001"
 

@@ -23,8 +23,8 @@ from driver.odriver import oDriver
 from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.sockets import socket_process
-from ipc.sockets.connection_table import PeerConnection
-from ipc.sockets.full_connections import MAX_RETRIED, RETRY_INTERVAL, FullConnections
+from ipc.sockets.connections.connection_table import PeerConnection
+from ipc.sockets.connections.full_connections import MAX_RETRIED, RETRY_INTERVAL, FullConnections
 from ipc.sockets.link import Kind, Link, LinkLost
 from ipc.sockets.socket_process import MAX_BYTES_INSIDE, PARTS_PER_TURN, SocketProcess
 from ipc.sockets.tenants import of_user

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ipc.sockets.connection_table import Accepted, PeerConnection
-from ipc.sockets.router import HELLO_LIMIT
-from ipc.sockets.sweep import (
+from ipc.sockets.connections.connection_table import Accepted, PeerConnection
+from ipc.sockets.connections.sweep import (
     CONNECTION_BYTES,
     FULL_LIMIT,
     LOOK_INTERVAL,
@@ -19,6 +18,7 @@ from ipc.sockets.sweep import (
     Sweep,
     takes_more_than,
 )
+from ipc.sockets.router import HELLO_LIMIT
 
 SILENCE_LIMIT = 60.0
 SOME = 10 * CONNECTION_BYTES

@@ -18,12 +18,12 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from ipc.sockets.connection_table import Accepted, Connections, PeerConnection
-from ipc.sockets.descriptors import USER, is_chosen, peer_of, raise_open_files_limit, shut
-from ipc.sockets.full_connections import FullConnections
+from ipc.sockets.connections.connection_table import Accepted, Connections, PeerConnection
+from ipc.sockets.connections.descriptors import USER, is_chosen, peer_of, raise_open_files_limit, shut
+from ipc.sockets.connections.full_connections import FullConnections
+from ipc.sockets.connections.sweep import Sweep
 from ipc.sockets.link import Kind, Link, LinkLost
 from ipc.sockets.router import LINGER, SocketConfiguration, new_router
-from ipc.sockets.sweep import Sweep
 
 UNREAD_LIMIT = 2**18
 """Bytes that the daemon has not read, above which no client is read."""

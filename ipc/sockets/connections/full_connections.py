@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import Callable
 
-from ipc.sockets.connection_table import PeerConnection
+from ipc.sockets.connections.connection_table import PeerConnection
 
 RETRY_INTERVAL = 0.02
 """Seconds from one retry to the next."""

@@ -11,8 +11,8 @@ import math
 import os
 from collections.abc import Callable, Iterator
 
-from ipc.sockets.connection_table import Accepted
-from ipc.sockets.descriptors import num_unread, num_unsent
+from ipc.sockets.connections.connection_table import Accepted
+from ipc.sockets.connections.descriptors import num_unread, num_unsent
 from ipc.sockets.router import HELLO_LIMIT
 
 LOOK_INTERVAL = 0.25
