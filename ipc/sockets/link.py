@@ -3,6 +3,7 @@
 import socket
 import struct
 from enum import IntEnum
+from typing import TypedDict
 
 _HEADER = struct.Struct("<IBQ")
 """Bytes of the body, kind, and the serial of the connection that it is about."""
@@ -35,7 +36,7 @@ class Kind(IntEnum):
     STOP = 7
     """To the process: let the last messages leave, and end."""
     OPENED = 8
-    """From the process: a connection has sent its first message; its peer, in JSON."""
+    """From the process: a connection has sent its first message; Who, in JSON."""
     PARTS = 9
     """From the process: a message of several frames, which are none of the daemon's business."""
     TAKEN = 10
@@ -43,6 +44,15 @@ class Kind(IntEnum):
     decimal."""
     GONE = 11
     """From the process: this connection has ended, and its serial is never used again."""
+
+
+class Who(TypedDict):
+    """The peer of a connection: its key, the user of an ``ipc://`` socket as the kernel reports
+    it, and an error's code and message if it is not served."""
+
+    key: str | None
+    uid: int | None
+    refusal: tuple[str, str] | None
 
 
 class Link:

@@ -15,10 +15,9 @@ import socket
 from collections import deque
 from concurrent.futures import Future
 
-from ipc.sockets.link import Kind, LinkLost
+from ipc.sockets.link import Kind, LinkLost, Who
 from ipc.sockets.peer_events import SEVERAL, Event, HasRoom, Lost, Peer, Refused, Said, Sent
 from ipc.sockets.router import LINGER, SocketConfiguration
-from ipc.sockets.socket_process import Who
 from ipc.sockets.spawner import Spawned, Spawner
 from ipc.sockets.turns import TurnsOfConnections
 

@@ -12,7 +12,6 @@ import math
 import select
 import socket
 import time
-from typing import TypedDict
 
 import zmq
 from zmq.utils import z85
@@ -22,7 +21,7 @@ from ipc.sockets.connections.connection_table import Accepted, Connections, Peer
 from ipc.sockets.connections.descriptors import USER, is_chosen, peer_of, raise_open_files_limit, shut
 from ipc.sockets.connections.full_connections import FullConnections
 from ipc.sockets.connections.sweep import Sweep
-from ipc.sockets.link import Kind, Link, LinkLost
+from ipc.sockets.link import Kind, Link, LinkLost, Who
 from ipc.sockets.router import LINGER, SocketConfiguration, new_router
 
 UNREAD_LIMIT = 2**18
@@ -44,15 +43,6 @@ FAREWELL = 1.0
 
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
-
-
-class Who(TypedDict):
-    """The peer of a connection: its key, the user of an ``ipc://`` socket as the kernel reports
-    it, and an error's code and message if it is not served."""
-
-    key: str | None
-    uid: int | None
-    refusal: tuple[str, str] | None
 
 
 def run(link: Link, listening: socket.socket) -> None:
