@@ -27,6 +27,7 @@ from engine.step import page_budget as memory
 from engine.step.backend_choice import choose_backend, xla_backend
 from engine.step.compilation import num_compilations
 from engine.step.execution_manager import ExecutionManager
+from engine.step.sampling_programs import sampling_bytes
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +136,7 @@ def test_small_pages_hold_more_tokens_in_the_same_memory(directory):
     """The pool is counted in what pages take: 8 bits are a quarter of float32, but for the scales of int8."""
     config = build_config(directory)
     model = Partition(read_model_config(directory))
-    beside = memory._step_scratch(config, model) + memory._sampling_scratch(config, model)
+    beside = memory._step_scratch(config, model) + memory._sampling_bytes(config, model, 64)
 
     def pages(dtype):
         one_page = xla_backend(np.dtype(dtype)).one_page(model, 4, np.dtype(dtype))
@@ -204,15 +205,27 @@ def test_what_cannot_be_served_is_said_before_anything_is_loaded(directory, sett
 
 def test_room_for_earlier_texts_is_taken_from_the_pages(directory):
     """As much as they take on the device, which a plan says too."""
-    settings = '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_history": %d}'
+    drafts = '{"method": "ngram", "num_speculative_tokens": 2%s}'
     none, some = (
         planned(served_model.served_model(build_config(directory, speculative_config=config)), 10**9)[1]
-        for config in (None, settings % 5000)
+        for config in (drafts % "", drafts % ', "prompt_lookup_history": 5000')
     )
 
     assert none.earlier_bytes == 0 and some.reserved - none.reserved == some.earlier_bytes
     room = [jax.eval_shape(partial(new_history, 3, 64, 2, count)) for count in (0, 5000)]
     assert some.earlier_bytes == 4 * (math.prod(room[1].ids.shape) - math.prod(room[0].ids.shape)) > 0
+
+
+def test_room_for_drafts_is_taken_from_the_pages(directory):
+    """The tokens of all slots, and the sampler's further rows, where one sequence has more drafts than there are slots."""
+    drafts = '{"method": "ngram", "num_speculative_tokens": %d}'
+    configs = (build_config(directory, max_num_batched_tokens=8, speculative_config=drafts % count) for count in (1, 7))
+    none = planned(served_model.served_model(build_config(directory, max_num_batched_tokens=8)), 10**9)[1].reserved
+    few, many = (planned(served_model.served_model(config), 10**9)[1].reserved for config in configs)
+
+    room = [4 * math.prod(jax.eval_shape(partial(new_history, 3, 64, count)).ids.shape) for count in (1, 7)]
+    assert few - none == room[0]
+    assert many - few == room[1] - room[0] + sampling_bytes(2, 8, 144, 1) - sampling_bytes(2, 2, 144, 1)
 
 
 WORDS = "RESOURCE_EXHAUSTED: Out of memory allocating 1234 bytes.\nAnd much more."
@@ -304,7 +317,7 @@ def test_a_step_that_takes_more_scratch_than_was_guessed_leaves_fewer_pages(dire
     weights, page = served_model.served_model(config).weight_bytes, 3 * 4 * 4 * 2 * 12 * 4
     guess = memory._step_scratch(config, model)
     monkeypatch.setattr(
-        build, "memory_budget", lambda *_: weights + guess + memory._sampling_scratch(config, model) + 33 * page
+        build, "memory_budget", lambda *_: weights + guess + memory._sampling_bytes(config, model, 64) + 33 * page
     )
 
     def compile_large(*arguments):

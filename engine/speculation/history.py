@@ -104,6 +104,11 @@ def earlier_width(num_tokens: int) -> int:
     return -(-(num_tokens + 1) // PIECE) * PIECE if num_tokens else 0
 
 
+def own_bytes(max_num_seqs: int, max_model_len: int, num_drafts: int) -> int:
+    """Bytes on each device of the places for sequences' tokens and drafts, the dump slot's too."""
+    return 4 * (max_num_seqs + 1) * own_width(max_model_len, num_drafts)
+
+
 def earlier_bytes(max_num_seqs: int, num_tokens: int) -> int:
     """Bytes on each device of so many tokens of earlier texts for each slot, the dump slot's too."""
     return 4 * (max_num_seqs + 1) * earlier_width(num_tokens)

@@ -16,9 +16,11 @@ from engine.errors import ConfigurationError
 from engine.hardware.host_memory import available_bytes
 from engine.models.partition import Partition
 from engine.models.spec import ModelSpec
-from engine.speculation.history import earlier_bytes
+from engine.scheduling.speculation import most_samples
+from engine.speculation.history import earlier_bytes, own_bytes
 from engine.step.backend import Backend
 from engine.step.host_cache.host_budget import host_budget
+from engine.step.sampling_programs import sampling_bytes
 from engine.step.step_shapes import StepShapes
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class CachePlanner:
         self._budget = budget
         self._weights = weight_bytes
         self._scratch = _step_scratch(config, partition)
+        self._sampling = _sampling_bytes(config, partition, self._asked_context)
         self._page = one_page.bytes_per_page
         spec = config.speculation
         self.earlier_bytes = earlier_bytes(config.max_num_seqs, 0 if spec is None else spec.prompt_lookup_history or 0)
@@ -174,7 +177,7 @@ class CachePlanner:
         staged = 0 if self.host is None else self.host.device_pages * self._page
         if self.host is not None and self.host.states is not None:
             staged += self.host.states.device_pages * self._slot
-        return self._scratch + _sampling_scratch(self._config, self._partition) + self.earlier_bytes + staged
+        return self._scratch + self._sampling + self.earlier_bytes + staged
 
     def _plan(self) -> PagedAttentionCacheMetaData:
         asked, taken = self._config.num_pages, self._weights + self.reserved + self.running_states_bytes
@@ -288,6 +291,8 @@ def _step_scratch(config: EngineConfig, partition: Partition) -> int:
     return 4 * config.max_num_batched_tokens * each
 
 
-def _sampling_scratch(config: EngineConfig, partition: Partition) -> int:
-    """The same for the sampler's working set and its state per slot."""
-    return 4 * config.max_num_seqs * (4 + 2) * partition.padded_vocab_size // partition.devices
+def _sampling_bytes(config: EngineConfig, partition: Partition, context: int) -> int:
+    """What the samplers have for all slots, and take beside it for the most rows of a step."""
+    slots, drafts = config.max_num_seqs, 0 if config.speculation is None else config.speculation.num_speculative_tokens
+    history = own_bytes(slots, context, drafts) if drafts else 0
+    return history + sampling_bytes(slots, most_samples(slots, drafts), partition.model.vocab_size, partition.devices)

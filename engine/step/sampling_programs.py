@@ -52,9 +52,21 @@ WRITE_BIAS, WRITE_PENALTIES = "write bias", "write penalties"
 
 OVER_VOCABULARY = ("values", "counts")
 """The state fields that have one entry per token."""
+LOGITS_AT_ONCE = 4
+"""Arrays as large as a step's logits that are there at once, at most: these, which LOGPROBS reads in
+the end, what BIAS made of them, what PENALTIES makes of that, and its rows' counts."""
 
 State = TypeVar("State", LogitBias, Penalties)
 Fed = Array | History
+
+
+def sampling_bytes(max_num_seqs: int, num_rows: int, num_tokens: int, devices: int) -> int:
+    """Bytes on each device of the state of all slots, and of what sampling for rows takes beside it."""
+    part = padded_vocab_size(num_tokens, devices) // devices
+    penalties = neutral_penalties(part)
+    slot: int = sum(leaf.nbytes for leaf in jax.tree.leaves((neutral_bias(part), penalties)))
+    slot += penalties.counts.nbytes  # XLA may copy them: PENALTIES reads them as they were, and writes them
+    return (max_num_seqs + 1) * slot + LOGITS_AT_ONCE * num_rows * part * np.dtype(np.float32).itemsize
 
 
 class SamplingPrograms:
