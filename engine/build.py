@@ -20,6 +20,7 @@ from engine.failures import MAX_FAILURES_IN_A_ROW
 from engine.hosts.other_processes import ALONE, OtherProcesses
 from engine.hosts.processes import least_of_all
 from engine.live.live_weights import LiveWeights
+from engine.memory.page_budget import CachePlanner, check_page_table, memory_budget
 from engine.oengine import oEngine
 from engine.progress import Progress
 from engine.request_limits import ServingLimits
@@ -38,7 +39,6 @@ from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
 from engine.step.host_cache.host_budget import check_host_memory
 from engine.step.host_cache.host_memory import copy_seconds
-from engine.step.page_budget import CachePlanner, check_page_table, memory_budget
 from engine.step.runner import eSurgeRunner
 from engine.step.step_shapes import StepShapes
 from engine.warm_up import warm_up

@@ -17,13 +17,13 @@ from engine.build import build_engine, planned
 from engine.config import EngineConfig
 from engine.device_errors import device_errors
 from engine.errors import ConfigurationError, DevicesUnavailable
+from engine.memory import page_budget as memory
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
 from engine.models.weights.weight_format import Layout
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.speculation.history import new_history
-from engine.step import page_budget as memory
 from engine.step.backend_choice import choose_backend, xla_backend
 from engine.step.compilation import num_compilations
 from engine.step.execution_manager import ExecutionManager

@@ -14,6 +14,7 @@ from caching.page_manager import HBMPageManager
 from engine.config import EngineConfig
 from engine.device_errors import DeviceError
 from engine.errors import ConfigurationError
+from engine.memory.page_budget import CachePlanner
 from engine.mesh import one_device
 from engine.models.decoder import Decoder
 from engine.models.layers.cache_layout import cache_layout
@@ -23,7 +24,6 @@ from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend_choice import xla_backend
-from engine.step.page_budget import CachePlanner
 from engine.step.step_shapes import StepShapes
 
 FLOAT32 = np.dtype(np.float32)

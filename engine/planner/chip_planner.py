@@ -17,6 +17,7 @@ from caching.tpu.tpu_chip import CHIPS, Chip
 from caching.tpu.tpu_kernels import TPUKernel
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.memory.page_budget import check_page_table
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder, LayerStack
 from engine.models.head_specs import MTPHeadSpec
@@ -39,7 +40,6 @@ from engine.step.backend import Backend
 from engine.step.compilation import Compilation, compile_program
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD
-from engine.step.page_budget import check_page_table
 from engine.step.sampling_programs import GREEDY
 from engine.step.step_shapes import StepShapes
 

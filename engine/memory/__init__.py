@@ -1,0 +1,1 @@
+"""What a model takes of each device, and how many pages are left."""
