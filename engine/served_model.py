@@ -15,6 +15,7 @@ from engine.adapters.slot_arrays import AdapterSizes, adapter_bytes
 from engine.config import EngineConfig
 from engine.device_errors import acquire_devices
 from engine.errors import ConfigurationError
+from engine.memory.number_formats import in_words, page_dtype, quantizations
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.generation_config import GenerationConfig, chosen_generation_config
@@ -24,11 +25,8 @@ from engine.models.layers.experts import ExpertsSpec
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import ModelSpec
-from engine.models.weights.parameters import Role
-from engine.models.weights.published.compressed_tensors import int8_inputs
-from engine.models.weights.published.stored import UNQUANTISED
 from engine.models.weights.sources.opening import check_weights, open_weights
-from engine.models.weights.store import AnyDecoder, abstract_decoder, kept_in_8_bits, parameter_bytes, put
+from engine.models.weights.store import AnyDecoder, abstract_decoder, parameter_bytes, put
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.speculation.read_draft import read_draft
 from engine.step.backend import Backend, with_draft
@@ -241,51 +239,12 @@ def split_over_devices(config: EngineConfig, model: ModelSpec) -> Partition:
     return split(model, asked or (1 if jax.default_backend() == "cpu" else most_devices(model, there)))
 
 
-def page_dtype(config: EngineConfig, model: ModelSpec, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of keys and values in pages, for activations of ``dtype``.
-
-    Raises ConfigurationError for one that the model cannot be served with.
-    """
-    chosen = dtype if config.kv_cache_dtype == "auto" else NAMES[config.kv_cache_dtype]
-    if model.has_latents and chosen.itemsize < 2:
-        raise ConfigurationError(
-            f"kv_cache_dtype {config.kv_cache_dtype} is not supported for latents, which have a key beside numbers of "
-            "another size: choose auto, bfloat16 or float32"
-        )
-    return chosen
-
-
 def adapter_sizes(config: EngineConfig, dtype: np.dtype[Any], backend: Backend) -> AdapterSizes | None:
     """The slots of adapters beside activations of ``dtype``, if the operator wants such."""
     if not config.enable_lora:
         return None
     dtype = dtype if config.lora_dtype == "auto" else NAMES[config.lora_dtype]
     return AdapterSizes(config.max_loras, config.max_lora_rank, dtype, backend.layout, config.lora_target_modules)
-
-
-def quantizations(config: EngineConfig, model: ModelSpec) -> tuple[str | None, ...]:
-    """The forms of the weights that may be served, the first that fits.
-
-    It is the operator's choice, or int8 for a checkpoint that is quantised already, w8a8 if it was
-    made for inputs in 8 bits, and int4 if it has 4 bits and this does not fit.
-    """
-    if config.quantization is not None:
-        return (None if config.quantization == "none" else config.quantization,)
-    if model.published is None or model.published.bits == UNQUANTISED:
-        return (None,)
-    first = "int8" if int8_inputs(model.published) is None else "w8a8"
-    return (first, "int4") if model.published.bits == 4 else (first,)
-
-
-def in_words(quantization: str, partition: Partition, form: WeightFormat) -> str:
-    """A form of the weights, and what is served in another."""
-    if quantization == "int8":
-        return quantization
-    kernels = "kernels without groups" if quantization == "int4" else "kernels whose inputs the checkpoint leaves"
-    names = {Role.TABLE: "tables", Role.KERNEL: kernels, Role.EXPERTS: "experts"}
-    kept = kept_in_8_bits(partition, form)
-    *others, last = (name for role, name in names.items() if role in kept)
-    return f"{quantization}, {', '.join(others)}{' and ' if others else ''}{last} in int8"
 
 
 def _default_dtype() -> str:

@@ -19,6 +19,7 @@ from caching.tpu.tpu_chip import CHIPS
 from caching.tpu.tpu_kernels import LATENTS
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.memory.number_formats import page_dtype
 from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
@@ -27,7 +28,6 @@ from engine.models.weights.published.fp8 import fp8
 from engine.models.weights.sources.tensor_source import Arrays
 from engine.models.weights.store import load_decoder
 from engine.planner.topology import chips_of
-from engine.served_model import page_dtype
 from engine.step.backend_choice import choose_backend, tpu_kernel, xla_backend
 from engine.step.compilation import lower
 

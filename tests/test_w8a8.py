@@ -16,6 +16,7 @@ from whole_rows import compute_logprobs
 
 from caching.tpu.tpu_chip import CHIPS
 from engine.config import EngineConfig
+from engine.memory.number_formats import quantizations
 from engine.mesh import one_device
 from engine.models.linear import linear
 from engine.models.model_config import read_config_file, read_model_config
@@ -29,7 +30,7 @@ from engine.models.weights.store import int8_products
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.planner.chip_plan import Roofline
 from engine.planner.hlo_traffic import Moved
-from engine.served_model import quantizations, served_model
+from engine.served_model import served_model
 from engine.step.backend_choice import choose_backend
 
 GOLDEN = Path(__file__).parent / "goldens" / "quantised" / "compressed_w8a8"

@@ -11,11 +11,12 @@ from caching.tpu.tpu_kernels import TPUKernel
 from engine.adapters.slot_arrays import AdapterSizes, adapter_bytes
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.memory.number_formats import page_dtype, quantizations
 from engine.memory.page_budget import ACCELERATOR_UTILIZATION, CachePlanner
 from engine.models.partition import Partition, split
 from engine.models.weights.store import parameter_bytes
 from engine.models.weights.weight_format import WeightFormat
-from engine.served_model import adapter_sizes, page_dtype, quantizations
+from engine.served_model import adapter_sizes
 from engine.step.backend import Backend, with_draft
 from engine.step.backend_choice import TPU_PAGE_SIZE, tpu_backend, tpu_kernel
 

@@ -17,6 +17,7 @@ from caching.tpu.tpu_chip import CHIPS, Chip
 from caching.tpu.tpu_kernels import TPUKernel
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.memory.number_formats import in_words
 from engine.memory.page_budget import check_page_table
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder, LayerStack
@@ -34,7 +35,6 @@ from engine.planner.hlo_traffic import Moved, Traffic
 from engine.planner.ici import exchanges_seconds
 from engine.planner.topology import chips_of, topology_of
 from engine.progress import Progress
-from engine.served_model import in_words
 from engine.speculation.read_draft import read_draft
 from engine.step.backend import Backend
 from engine.step.compilation import Compilation, compile_program
