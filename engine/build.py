@@ -177,9 +177,9 @@ def build(
         on_host = jax.default_backend() == "cpu"
         check_host_memory(
             planner.host,
-            (planner.pool.num_bytes + served.resident_bytes) * served.mesh.num_local * on_host,
+            (planner.pool.num_bytes + served.footprint.resident_bytes) * served.mesh.num_local * on_host,
         )
-    check_page_table(served.backend, planner.shapes(served.backend, served.adapter_sizes).pages_per_seq)
+    check_page_table(served.backend, planner.shapes(served.backend, served.footprint.adapter_sizes).pages_per_seq)
     start = _Start(served, served.abstract_all(), report, begin)
     while True:
         try:
@@ -194,7 +194,7 @@ def build(
 
 def planned(served: ServedModel, budget: int) -> tuple[ServedModel, CachePlanner]:
     """The model and its pages, in the first of its forms that leaves room for them."""
-    planner = CachePlanner(served.config, served.partition, served.one_page, served.resident_bytes, budget)
+    planner = served.footprint.planner(budget)
     if (smaller := served.smaller) is None:
         return served, planner
     try:
@@ -220,7 +220,7 @@ class _Start:
         there, or for a step.
         """
         while True:
-            shapes = planner.shapes(self._served.backend, self._served.adapter_sizes)
+            shapes = planner.shapes(self._served.backend, self._served.footprint.adapter_sizes)
             with device_errors():
                 jax.block_until_ready(self._served.allocator(shapes.cache)())  # probe, freed at once
             manager = self._begin(self._served, self._decoders, shapes)

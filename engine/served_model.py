@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -9,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from caching.metadata import PagedAttentionCacheMetaData
-from caching.page_dtype import NAMES
 from caching.paged_attention_cache import PagedAttentionCache
-from engine.adapters.slot_arrays import AdapterSizes, adapter_bytes
 from engine.config import EngineConfig
 from engine.device_errors import acquire_devices
 from engine.errors import ConfigurationError
+from engine.memory.footprint import Footprint
 from engine.memory.number_formats import in_words, page_dtype, quantizations
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
@@ -29,7 +29,7 @@ from engine.models.weights.sources.opening import check_weights, open_weights
 from engine.models.weights.store import AnyDecoder, abstract_decoder, parameter_bytes, put
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.speculation.read_draft import read_draft
-from engine.step.backend import Backend, with_draft
+from engine.step.backend import Backend
 from engine.step.backend_choice import choose_backend, default_page_size
 from engine.step.kernel_check import checked, trial_of
 
@@ -88,34 +88,12 @@ class ServedModel:
         """The format in which steps read the weights."""
         return self.backend.quantized_format(self.weights_dtype, self.dtype, self.quantization, self.partition)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights on each device."""
-        return parameter_bytes(self.partition, self.weight_format)
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of all weights on each device: the model's, a draft model's and adapters'."""
-        return self.weight_bytes + self.adapter_bytes + (0 if self.draft is None else self.draft.weight_bytes)
-
-    @property
-    def adapter_sizes(self) -> AdapterSizes | None:
-        """The slots of adapters, if the operator wants such."""
-        return adapter_sizes(self.config, self.dtype, self.backend)
-
-    @property
-    def adapter_bytes(self) -> int:
-        """Bytes of adapters on each device."""
-        return adapter_bytes(self.partition, self.adapter_sizes)
-
-    @property
-    def one_page(self) -> PagedAttentionCacheMetaData:
-        """A device's pool of one page and one slot."""
-        draft, speculation = self.draft, self.config.speculation
-        page = self.backend.one_page(self.partition, self.page_size, self.kv_dtype, self.dtype, speculation)
-        if draft is None or speculation is None:
-            return page
-        return with_draft(page, draft.one_page, draft.model, speculation.num_speculative_tokens, self.dtype)
+    @cached_property
+    def footprint(self) -> Footprint:
+        """What it takes of each device."""
+        draft = None if self.draft is None else self.draft.footprint
+        sizes = self.page_size, self.dtype, self.kv_dtype
+        return Footprint(self.config, self.partition, self.backend, *sizes, self.weight_format, draft)
 
     def allocator(self, pool: PagedAttentionCacheMetaData) -> Callable[[], PagedAttentionCache]:
         """Allocates zeroed pages on every device; raises JaxRuntimeError if out of memory."""
@@ -237,14 +215,6 @@ def split_over_devices(config: EngineConfig, model: ModelSpec) -> Partition:
             f"tensor_parallel_size {asked} is more than the {there} devices of this machine: lower it"
         )
     return split(model, asked or (1 if jax.default_backend() == "cpu" else most_devices(model, there)))
-
-
-def adapter_sizes(config: EngineConfig, dtype: np.dtype[Any], backend: Backend) -> AdapterSizes | None:
-    """The slots of adapters beside activations of ``dtype``, if the operator wants such."""
-    if not config.enable_lora:
-        return None
-    dtype = dtype if config.lora_dtype == "auto" else NAMES[config.lora_dtype]
-    return AdapterSizes(config.max_loras, config.max_lora_rank, dtype, backend.layout, config.lora_target_modules)
 
 
 def _default_dtype() -> str:

@@ -125,12 +125,15 @@ def test_pages_have_hidden_states_of_the_model_and_nothing_of_the_assistant(tmp_
     plain = served_model(EngineConfig(model=str(model)))
     ours = served_model(EngineConfig(model=str(model), speculative_config=config_of(assistant)))
 
-    assert ours.partition == plain.partition and ours.resident_bytes == plain.resident_bytes + ours.draft.weight_bytes
-    page, tail = ours.one_page, ours.one_page.of_draft.tail
+    assert (
+        ours.partition == plain.partition
+        and ours.footprint.resident_bytes == plain.footprint.resident_bytes + ours.draft.footprint.weight_bytes
+    )
+    page, tail = ours.footprint.one_page, ours.footprint.one_page.of_draft.tail
     assert (tail.rows, tail.size) == (4, plain.model.hidden_size) and page.of_draft.num_layers == 0
-    assert page.bytes_per_page == plain.one_page.bytes_per_page + tail.num_bytes
-    assert (plain.one_page.windows, page.windows) == ((None, 8), (None, 10))
-    assert ours.draft.weight_bytes >= sum(tensor.nbytes for tensor in assistant_tensors("assistant").values())
+    assert page.bytes_per_page == plain.footprint.one_page.bytes_per_page + tail.num_bytes
+    assert (plain.footprint.one_page.windows, page.windows) == ((None, 8), (None, 10))
+    assert ours.draft.footprint.weight_bytes >= sum(tensor.nbytes for tensor in assistant_tensors("assistant").values())
 
 
 @pytest.mark.parametrize(

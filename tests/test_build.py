@@ -314,7 +314,7 @@ def test_a_step_that_takes_more_scratch_than_was_guessed_leaves_fewer_pages(dire
     """The pool shrinks by what the compiler says of the step, before anything is run."""
     config = build_config(directory)
     model = Partition(read_model_config(directory))
-    weights, page = served_model.served_model(config).weight_bytes, 3 * 4 * 4 * 2 * 12 * 4
+    weights, page = served_model.served_model(config).footprint.weight_bytes, 3 * 4 * 4 * 2 * 12 * 4
     guess = memory._step_scratch(config, model)
     monkeypatch.setattr(
         build, "memory_budget", lambda *_: weights + guess + memory._sampling_bytes(config, model, 64) + 33 * page

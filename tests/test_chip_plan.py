@@ -133,7 +133,7 @@ def fit(name, chips, chip=V5E, **settings):
 def test_what_does_not_fit_is_refused_with_the_arithmetic(name, chips, advice):
     """Weights, scratch and the fewest pages, what they add up to and what there is; and how many chips do."""
     one = fit(name, chips)
-    needed = one.weights + one.planner().reserved + 65 * one.one_page.bytes_per_page
+    needed = one.footprint.weight_bytes + one.planner().reserved + 65 * one.footprint.one_page.bytes_per_page
 
     with pytest.raises(ConfigurationError) as refused:
         one.check(8)

@@ -140,10 +140,13 @@ def test_the_layer_of_a_checkpoint_that_drafts_is_not_said_to_be_left_out(tmp_pa
 
     assert plain.describe()["not served"] == "layers that predict further tokens"
     assert "not served" not in ours.describe() and ours.partition == plain.partition
-    assert ours.draft.weight_bytes > 0 and ours.resident_bytes == plain.resident_bytes + ours.draft.weight_bytes
-    tail = ours.one_page.of_draft.tail
-    more = plain.one_page.bytes_per_page // plain.model.num_layers + tail.num_bytes
-    assert ours.one_page.bytes_per_page == plain.one_page.bytes_per_page + more
+    assert (
+        ours.draft.footprint.weight_bytes > 0
+        and ours.footprint.resident_bytes == plain.footprint.resident_bytes + ours.draft.footprint.weight_bytes
+    )
+    tail = ours.footprint.one_page.of_draft.tail
+    more = plain.footprint.one_page.bytes_per_page // plain.model.num_layers + tail.num_bytes
+    assert ours.footprint.one_page.bytes_per_page == plain.footprint.one_page.bytes_per_page + more
     assert (tail.rows, tail.size) == (4, plain.model.hidden_size)
 
 

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.served_model import adapter_sizes
+from engine.memory.footprint import adapter_sizes
 from engine.step.backend import Backend
 from engine.step.backend_choice import xla_backend
 

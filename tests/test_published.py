@@ -442,7 +442,7 @@ def test_scales_of_fbgemm_are_not_said_to_be_of_blocks() -> None:
 def test_4_bits_are_served_in_4_where_8_do_not_fit() -> None:
     """By a daemon's arithmetic, unless the operator has chosen; the status says what is served."""
     served = served_model(EngineConfig(model=str(GOLDENS / "awq"), dtype="float32", max_num_seqs=1))
-    enough = 2 * served.weight_bytes + 2**26
+    enough = 2 * served.footprint.weight_bytes + 2**26
     ample, _ = planned(served, enough)
     short, fits = 0, enough  # the most bytes that are too few for 8 bits
     while fits - short > 1:
@@ -450,7 +450,7 @@ def test_4_bits_are_served_in_4_where_8_do_not_fit() -> None:
         short, fits = (short, middle) if planned(served, middle)[0] is served else (middle, fits)
     small, planner = planned(served, short)
 
-    assert ample is served and small.weight_bytes < served.weight_bytes
+    assert ample is served and small.footprint.weight_bytes < served.footprint.weight_bytes
     assert "weights in int4, tables in int8, read from AWQ" in small.describe()["dtype"] and planner.pool.num_pages > 1
     asked = replace(served, config=replace(served.config, quantization="int8"))
     with pytest.raises(ConfigurationError):

@@ -5,19 +5,16 @@ from functools import cached_property
 
 import numpy as np
 
-from caching.metadata import PagedAttentionCacheMetaData
 from caching.tpu.tpu_chip import Chip
 from caching.tpu.tpu_kernels import TPUKernel
-from engine.adapters.slot_arrays import AdapterSizes, adapter_bytes
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.memory.footprint import Footprint
 from engine.memory.number_formats import page_dtype, quantizations
 from engine.memory.page_budget import ACCELERATOR_UTILIZATION, CachePlanner
 from engine.models.partition import Partition, split
-from engine.models.weights.store import parameter_bytes
 from engine.models.weights.weight_format import WeightFormat
-from engine.served_model import adapter_sizes
-from engine.step.backend import Backend, with_draft
+from engine.step.backend import Backend
 from engine.step.backend_choice import TPU_PAGE_SIZE, tpu_backend, tpu_kernel
 
 MOST_CHIPS = 256
@@ -62,30 +59,6 @@ class ChipFit:
         return self.backend.quantized_format(self.dtype, self.dtype, self.quantization, self.partition)
 
     @cached_property
-    def weights(self) -> int:
-        """Bytes of a chip's weights."""
-        return parameter_bytes(self.partition, self.weight_format)
-
-    @cached_property
-    def adapters(self) -> int:
-        """Bytes of a chip's slots for adapters."""
-        return adapter_bytes(self.partition, self.adapter_sizes)
-
-    @property
-    def adapter_sizes(self) -> AdapterSizes | None:
-        """The slots for adapters, if the operator wants such."""
-        return adapter_sizes(self.config, self.dtype, self.backend)
-
-    @property
-    def draft_weights(self) -> int:
-        """Bytes of a chip's weights of the draft model."""
-        return 0 if self.draft is None else self.draft.weights
-
-    @property
-    def _resident(self) -> int:
-        return self.weights + self.adapters + self.draft_weights
-
-    @cached_property
     def kernel(self) -> TPUKernel:
         """The attention kernel. Raises ConfigurationError if none fits."""
         model = self.partition.model
@@ -100,15 +73,12 @@ class ChipFit:
         """The backend of the steps."""
         return replace(tpu_backend(self.chip, self.kernel), draft=None if self.draft is None else self.draft.backend)
 
-    @property
-    def one_page(self) -> PagedAttentionCacheMetaData:
-        """A chip's pool of one page and one slot."""
-        draft, speculation = self.draft, self.config.speculation
-        page = self.backend.one_page(self.partition, self._page_size, self.kv_dtype, self.dtype, speculation)
-        if draft is None or speculation is None:
-            return page
-        model = draft.partition.model
-        return with_draft(page, draft.one_page, model, speculation.num_speculative_tokens, self.dtype)
+    @cached_property
+    def footprint(self) -> Footprint:
+        """What the shard takes of a chip."""
+        draft = None if self.draft is None else self.draft.footprint
+        sizes = self._page_size, self.dtype, self.kv_dtype
+        return Footprint(self.config, self.partition, self.backend, *sizes, self.weight_format, draft)
 
     @property
     def _page_size(self) -> int:
@@ -116,14 +86,14 @@ class ChipFit:
 
     def planner(self) -> CachePlanner:
         """The daemon's planner. Raises ConfigurationError if the context exceeds the model's."""
-        return CachePlanner(self.config, self.partition, self.one_page, self._resident, self.budget)
+        return self.footprint.planner(self.budget)
 
     def check(self, chips: int) -> None:
         """Raises ConfigurationError if the model does not fit, with arithmetic and a remedy."""
         planner = self.planner()
         if self._needed > self.budget:
             raise ConfigurationError(
-                f"it does not fit on {self.partition.devices} chips: {self._resident:,} bytes of weights, "
+                f"it does not fit on {self.partition.devices} chips: {self.footprint.resident_bytes:,} bytes of weights, "
                 f"{planner.reserved:,} of scratch and {planner.least_described} are {self._needed:,} bytes a chip, and of its "
                 f"{self.chip.hbm_bytes:,} may be used {self.budget:,}. {self._advice(chips)}"
             )
@@ -132,7 +102,7 @@ class ChipFit:
     def _needed(self) -> int:
         """The fewest bytes in which the model can be served."""
         planner = self.planner()
-        return self._resident + planner.reserved + planner.least_bytes
+        return self.footprint.resident_bytes + planner.reserved + planner.least_bytes
 
     def _advice(self, chips: int) -> str:
         """The smallest number of chips on which the model fits, in words."""

@@ -62,13 +62,13 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
     fit.check(len(devices))
     cache = fit.planner()
     mesh = DeviceMesh(tuple(devices[: partition.devices]))
-    shapes = cache.shapes(fit.backend, fit.adapter_sizes)
+    shapes = cache.shapes(fit.backend, fit.footprint.adapter_sizes)
     check_page_table(fit.backend, shapes.pages_per_seq)
     begun = time.perf_counter()
     programs = _compile(fit, mesh, shapes, report)
     seconds = time.perf_counter() - begun
     cache.fits(max(one.report.scratch_bytes for one in programs))
-    shapes = cache.shapes(fit.backend, fit.adapter_sizes)
+    shapes = cache.shapes(fit.backend, fit.footprint.adapter_sizes)
     tokens = min(tokens_a_sequence, shapes.max_model_len)
     states = 0 if shapes.cache.states is None else shapes.cache.states.num_bytes
     drafts = DRAFTS if config.speculation is None else config.speculation.num_speculative_tokens
@@ -80,8 +80,8 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
         tensor_parallel_size=mesh.size,
         hbm=chip.hbm_bytes,
         budget=fit.budget,
-        weights=fit.weights,
-        draft_weights=fit.draft_weights,
+        weights=fit.footprint.weight_bytes,
+        draft_weights=fit.footprint.draft_bytes,
         form=in_words(fit.quantization, partition, fit.weight_format) if fit.quantization else fit.dtype.name,
         scratch=cache.reserved - cache.earlier_bytes,
         earlier=cache.earlier_bytes,
@@ -89,7 +89,7 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
         states=states,
         num_states=0 if shapes.cache.states is None else shapes.cache.states.num_slots,
         num_pages=shapes.cache.num_pages,
-        adapters=fit.adapters,
+        adapters=fit.footprint.adapter_bytes,
         max_loras=config.max_loras if config.enable_lora else 0,
         host_pages=0 if shapes.host is None else shapes.host.num_slots,
         host_states=0 if shapes.host is None or shapes.host.states is None else shapes.host.states.num_slots,
@@ -117,7 +117,8 @@ def compiled_steps(
     devices = chips_of(topology_of(topology))
     fit = _fit(config, path, _known(devices[0]), len(devices))
     partition = fit.partition
-    mesh, shapes = DeviceMesh(tuple(devices[: partition.devices])), fit.planner().shapes(fit.backend, fit.adapter_sizes)
+    mesh = DeviceMesh(tuple(devices[: partition.devices]))
+    shapes = fit.planner().shapes(fit.backend, fit.footprint.adapter_sizes)
     decoder = _decoder(fit, mesh)
     manager = ExecutionManager(decoder, shapes, fit.backend, mesh, draft=_draft_decoder(fit, mesh))
     layout = shapes.layout(min(bucket for bucket in shapes.buckets if bucket >= tokens))
@@ -247,7 +248,7 @@ def _read_of_draft(fit: ChipFit, roofline: Roofline, sequences: int) -> int:
         for spec, nbytes in expert_bytes(partition, fit.draft.weight_format).items()
     )
     shared = roofline.table_bytes if isinstance(partition.model.head, MTPHeadSpec) else 0
-    return fit.draft_weights - int(sum(unread)) + shared
+    return fit.footprint.draft_bytes - int(sum(unread)) + shared
 
 
 def prompt_steps(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, tokens: int) -> list[PromptStep]:
@@ -266,7 +267,7 @@ def prompt_steps(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShap
 
 def _roofline(fit: ChipFit, slot: int) -> Roofline:
     """Of a chip with its part of the model; ``slot`` are the bytes of a sequence's states."""
-    return Roofline(fit.chip, fit.partition, fit.weight_format, fit.kv_dtype, fit.weights, slot)
+    return Roofline(fit.chip, fit.partition, fit.weight_format, fit.kv_dtype, fit.footprint.weight_bytes, slot)
 
 
 def _exchange_and_moved(roofline: Roofline, in_loops: Moved, *traffic: Traffic) -> tuple[float, Moved]:

@@ -35,7 +35,7 @@ def table() -> str:
 def _row(path: Path) -> str:
     model = read_config_file(path)
     cells = [_smallest(model, chip, form) for chip in KINDS.values() for form in FORMS]
-    whole = _fit(model, 1, KINDS["v6e"], None).weights // 2
+    whole = _fit(model, 1, KINDS["v6e"], None).footprint.weight_bytes // 2
     return f"| {path.stem} | {whole / 1e9:.3g} billion | {' | '.join(cells)} |"
 
 
@@ -46,8 +46,8 @@ def _smallest(model: ModelSpec, chip: Chip, form: str | None) -> str:
         fit = _fit(model, used, chip, form)
         planner = fit.planner()
         pages = ROWS * planner.groups.pages_of(TOKENS) + 1
-        cache = pages * fit.one_page.bytes_per_page + planner.running_states_bytes
-        if fit.weights + planner.reserved + cache <= fit.budget:
+        cache = pages * fit.footprint.one_page.bytes_per_page + planner.running_states_bytes
+        if fit.footprint.weight_bytes + planner.reserved + cache <= fit.budget:
             return f"{chips}" if used == chips else f"{chips}, {used} used"
     return f"more than {SLICES[-1]}"
 

@@ -57,7 +57,7 @@ def cost_of(model: str, topology: str) -> Cost:
     """Compile both steps of a model for a topology."""
     config = EngineConfig(enable_lora=True, max_loras=ADAPTERS, max_lora_rank=RANK, max_num_seqs=ROWS)
     fit, programs = compiled_steps(config, CONFIGS / f"{model}.json", topology, ROWS, (FORWARD, ADAPTED_FORWARD))
-    return Cost(programs[FORWARD], programs[ADAPTED_FORWARD], fit.weights, fit.adapters)
+    return Cost(programs[FORWARD], programs[ADAPTED_FORWARD], fit.footprint.weight_bytes, fit.footprint.adapter_bytes)
 
 
 def _rounds(program: CompiledProgram) -> float:
