@@ -29,24 +29,26 @@ request and posts AbortSequences to the inbox. The execution thread knows the se
 it, or sees the flag when the Admit comes, or the request has ended already and nothing happens.
 Aborts and tokens reach the summary thread through one queue, so no token follows the last sample.
 
-Adapters
---------
+Adapters and weights
+--------------------
 A request's adapter is looked up in ``submit_request``, and that version of it stays in memory until
 the request's last sample (driver/adapters/registry.py). The **load adapters** thread does what
 operators ask, one command after another: it reads files, posts AddAdapter to the inbox, and lets
 requests have the adapter once the execution thread has answered. A version that no name and no
 request has any more is removed by a RemoveAdapter, which is in the inbox behind every Admit with it.
+The **update weights** thread does the same with weights: it reads and checks those of one order at a
+time, and posts UpdateWeights, or FinishWake, to the inbox (driver/operations/weight_updates.py).
 
 Which thread waits for which
 ----------------------------
 The prepare threads wait for requests, the compile threads for grammars, the summary thread for
 summaries, and the execution thread for a message when the engine is idle: without work no thread
-uses the processor. The load adapters thread waits for commands, files, and the execution thread's
-answer, which waits for nothing. Under load the execution thread waits for another while the summary queue
-is full, and those that prepare wait for it, half a second at most, while enough is prepared. The
-summary and prepare threads write to the inbox, which is unbounded, and to channels, which must not
-block. A worker process answers or is killed by its alarm. So there is no circle of waits, and no
-deadlock.
+uses the processor. The load adapters and update weights threads wait for commands, for files, and
+for the execution thread's answer. Under load the execution thread waits for another, the summary
+thread, while the summary queue is full, and those that prepare wait for it, half a second at most,
+while enough is prepared. The summary and prepare threads write to the inbox, which is unbounded,
+and to channels, which must not block. A worker process answers or is killed by its alarm. So there
+is no circle of waits, and no deadlock.
 
 Errors of a request
 -------------------
@@ -66,13 +68,12 @@ The end
 ``stop`` closes the bounded queues, which ends every thread that waits in one, posts Stop, joins
 the threads and ends every open request with "stopped"; so it answers each command and tokenizer
 request that has no answer yet (driver/owed_answers.py). A thread that dies does the same as its
-last act, with "internal", and calls ``on_failure``. Only the first caller does it.
+last act, with "internal", and calls ``on_failure``. Only the first caller does it
+(driver/stages/driver_threads.py).
 """
 
-import logging
-import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -101,10 +102,10 @@ from driver.request import (
     TokenizerRequest,
     error_sample,
 )
+from driver.stages.driver_threads import DriverThreads
 from driver.stages.engine_protocol import Engine
 from driver.stages.fair_share import most
 from driver.stages.queues import BoundedQueue, QueueClosed
-from driver.stages.safe_thread import SafeThread
 from driver.status import DriverStatus
 from driver.text.tokenizer import HuggingFaceTokenizer
 from driver.thread_messages import (
@@ -117,8 +118,6 @@ from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS
 from engine.hub.roots import Root
 from engine.metrics.histogram import Histogram
 from engine.request_limits import ServingLimits
-
-logger = logging.getLogger(__name__)
 
 MAX_SUMMARIES = 16
 """Messages in the queue of the summary thread: some steps, to bridge a short pause."""
@@ -156,7 +155,6 @@ class oDriver:
         self._tokenizer_limit = TokenizerLimit(max_queued_requests)
         self._owed_answers = OwedAnswers()
         most_queued = most(max_queued_requests)
-        self._on_failure = on_failure
         self._log = RequestLog()
         self._observers: list[Callable[[OpenRequest, ReturnSample], None]] = [self._log.ended]
         self._summaries: BoundedQueue[Summary] = BoundedQueue(MAX_SUMMARIES)
@@ -178,14 +176,15 @@ class oDriver:
         self._summary = ProcessSummary(
             tokenizer, self._open_requests, self._summaries, post, self.request_metrics, self._load_limit.leave
         )
-        self._threads = [
-            *[SafeThread("prepare inputs", run, self._thread_died) for run in self._prepare.runs],
-            *[SafeThread("compile grammars", run, self._thread_died) for run in self._compile.runs],
-            SafeThread("load adapters", self._loader.run, self._thread_died),
-            SafeThread("execution loop", self._execution.run, self._thread_died),
-            SafeThread("process summary", self._summary.run, self._thread_died),
-            SafeThread("update weights", self._updates.run, self._thread_died),
-        ]
+        runs: dict[str, Sequence[Callable[[], None]]] = {
+            "prepare inputs": self._prepare.runs,
+            "compile grammars": self._compile.runs,
+            "load adapters": [self._loader.run],
+            "execution loop": [self._execution.run],
+            "process summary": [self._summary.run],
+            "update weights": [self._updates.run],
+        }
+        self._threads = DriverThreads(runs, self._close, self._answer_all, on_failure)
         self._availability = Availability(
             self._open_requests,
             post,
@@ -197,10 +196,6 @@ class oDriver:
             self._owed_answers, self._availability, post=post, load=self._loader.submit, update=self._updates.submit
         )
         """What operators have it do."""
-        self._why_stopped: DriverError = DriverStopped("the driver is stopped")
-        # taken once, never given back: the first to end the driver has it
-        self._right_to_end = threading.Lock()
-        self._ended = threading.Event()
         self._started_at = time.monotonic()
 
     def observe(self, ended: Callable[[OpenRequest, ReturnSample], None]) -> None:
@@ -217,8 +212,7 @@ class oDriver:
 
     def start(self) -> None:
         """Starts the threads; once only."""
-        for thread in self._threads:
-            thread.start()
+        self._threads.start()
 
     def submit_request(self, request: ActiveRequest) -> None:
         """Takes the request or raises a DriverError other than InternalError, at once."""
@@ -232,7 +226,7 @@ class oDriver:
             if not self._open_requests.withdraw(added):
                 return  # the driver has ended meanwhile, and has notified the channel
             if isinstance(refusal, QueueClosed):
-                raise DriverStopped(str(self._why_stopped)) from None
+                raise DriverStopped(str(self._threads.why_ended)) from None
             self._tell_observers(added, error_sample(request.request_id, refusal))
             raise
         except BaseException:
@@ -327,13 +321,11 @@ class oDriver:
         Returns when that is done, by this call or another, or after ``timeout`` seconds: a thread
         that hangs by then (in a step of the device) is logged and left behind.
         """
-        if not self._end(DriverStopped(reason), timeout):
-            self._ended.wait(timeout)
+        self._threads.end(DriverStopped(reason), timeout)
 
     def fail(self, reason: str, timeout: float = 10.0) -> None:
         """Ends as ``stop`` does, but by a fault: open requests end with "internal"."""
-        if not self._end(InternalError(reason), timeout):
-            self._ended.wait(timeout)
+        self._threads.end(InternalError(reason), timeout)
 
     def _tell_observers(self, request: OpenRequest, last: ReturnSample) -> None:
         for ended in self._observers:
@@ -345,16 +337,8 @@ class oDriver:
         if request.adapter is not None:
             self.adapters.release(request.adapter)
 
-    def _thread_died(self, name: str, error: BaseException) -> None:
-        reason = f"the {name} thread died of {type(error).__name__}: {error}"
-        if self._end(InternalError(reason), timeout=10.0) and self._on_failure is not None:
-            self._on_failure(reason)
-
-    def _end(self, why: DriverError, timeout: float) -> bool:
-        """Ends the driver, if nobody else has begun to."""
-        if not self._right_to_end.acquire(blocking=False):
-            return False
-        self._why_stopped = why
+    def _close(self, why: DriverError) -> None:
+        """Has every thread end."""
         self._owed_answers.close(why)
         self._prepare.close()
         self._compile.close()
@@ -363,20 +347,12 @@ class oDriver:
         self._execution.inbox.put(Stop())
         self._summaries.close()
         self._grammar_compiler.stop()  # this wakes threads that wait for a grammar
-        if self._join(timeout):
+
+    def _answer_all(self, why: DriverError, have_ended: bool) -> None:
+        if have_ended:
             self._grammar_compiler.close()
         self._open_requests.fail_all(why)
         self._owed_answers.fail_all(why)
-        self._ended.set()
-        return True
-
-    def _join(self, timeout: float) -> bool:
-        """Whether all threads have ended in time."""
-        deadline = time.monotonic() + timeout
-        left = [thread for thread in self._threads if not thread.join(max(0.0, deadline - time.monotonic()))]
-        for thread in left:
-            logger.error("thread %s still runs %g seconds after it was told to stop", thread.name, timeout)
-        return not left
 
 
 def _with_end_token(limits: ServingLimits, tokenizer: HuggingFaceTokenizer) -> ServingLimits:
