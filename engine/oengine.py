@@ -9,7 +9,7 @@ from collections.abc import Sequence as ListOf
 from typing import Any
 
 from caching.page_manager import HBMPageManager
-from engine.adapters.adapter import Adapter, AdapterError, AdapterStatus
+from engine.adapters.adapter import Adapter, AdapterError
 from engine.adapters.reader import AdapterReader
 from engine.failures import MAX_FAILURES_IN_A_ROW, Failures
 from engine.live.live_weights import LiveWeights
@@ -191,10 +191,6 @@ class oEngine:
         """Forget an adapter, and free its memory, when no sequence that has it waits or runs."""
         self._scheduler.adapters.remove(uid)
         self._drop_adapters()
-
-    def adapters(self) -> list[AdapterStatus]:
-        """All adapters, in the order in which they were added."""
-        return self._scheduler.adapters.statuses()
 
     def close(self) -> None:
         """Stop compiling."""

@@ -1,9 +1,8 @@
-"""Adapters as a client loads them, and their state in an engine. This module knows no jax."""
+"""Adapters as a client loads them. This module knows no jax."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from numpy.typing import NDArray
 
 
@@ -28,19 +27,3 @@ class Adapter:
     def num_bytes(self) -> int:
         """Bytes of host memory, which are those of a slot."""
         return sum(array.nbytes for array in self.arrays)
-
-
-class AdapterStatus(msgspec.Struct, frozen=True):
-    """An adapter that an engine has."""
-
-    uid: int
-    slot: int | None
-    """Its slot on the device; None if it has none now."""
-    num_running: int
-    """Sequences that run with it."""
-    num_waiting: int
-    """Sequences that wait for their turn, or for a slot of it."""
-    last_used: float | None
-    """When a step was last planned with it, in seconds of ``time.monotonic``; None if never."""
-    removed: bool
-    """Whether it was removed, and is there only for the sequences that have it."""

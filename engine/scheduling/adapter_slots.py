@@ -12,7 +12,6 @@ A removed adapter stays for the sequences that have it, and is forgotten with th
 from collections import Counter
 from dataclasses import dataclass
 
-from engine.adapters.adapter import AdapterStatus
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
 
@@ -26,7 +25,6 @@ class _Known:
     slot: int | None = None
     num_sequences: int = 0
     num_running: int = 0
-    last_used: float | None = None
     removed: bool = False
 
 
@@ -113,16 +111,13 @@ class AdapterSlots:
             self._touch(sequence.adapter_slot)
             sequence.adapter_slot = NO_SLOT
 
-    def plan(self, plan: NextIterationPlan, now: float) -> None:
+    def plan(self, plan: NextIterationPlan) -> None:
         """Note what the rows of a plan read, and what has to be written before."""
         if not self._uids:
             return
         plan.adapter_slots = [sequence.adapter_slot for sequence in plan.sequences]
         for slot in plan.read_slots:
             self._in_flight[slot] += 1
-            uid = self._uids[slot]
-            assert uid is not None
-            self._known[uid].last_used = now
         plan.adapter_loads = [(uid, slot) for slot, uid in self._loads.items()]
         self.num_loads += len(self._loads)
         self._loads = {}
@@ -154,15 +149,6 @@ class AdapterSlots:
         """By adapter, the sequences that wait with it, if any."""
         waiting = {uid: one.num_sequences - one.num_running for uid, one in self._in_use.items()}
         return {uid: count for uid, count in waiting.items() if count}
-
-    def statuses(self) -> list[AdapterStatus]:
-        """All adapters, in the order in which they came."""
-        return [
-            AdapterStatus(
-                uid, one.slot, one.num_running, one.num_sequences - one.num_running, one.last_used, one.removed
-            )
-            for uid, one in self._known.items()
-        ]
 
     def check_integrity(self, running: list[Sequence]) -> None:
         """Assert that slots are counted right, and that each running sequence has its adapter's."""

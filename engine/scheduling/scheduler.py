@@ -223,7 +223,7 @@ class InferenceScheduler:
             self._reserve.relax()
             plan.released = self._running.take_released()
             plan.admitted = self._running.take_admitted()
-            self.adapters.plan(plan, now)
+            self.adapters.plan(plan)
             plan.looks_up = self.speculation is not None and (
                 self.speculation.looks_up or any(plan.samples[plan.num_decodes :])
             )

@@ -106,7 +106,7 @@ class SchedulerHistory:
             assert patience, f"{sorted(self._alive)} never end"
         assert not self._drawn.pages.num_owned, "everybody has ended, and pages are owned"
         assert not self._drawn.slots.num_owned, "everybody has ended, and slots are owned"
-        left = [status.uid for status in self._scheduler.adapters.statuses()]
+        left = [uid for uid in range(1, self._num_adapters + 1) if uid in self._scheduler.adapters]
         assert sorted(left) == sorted(self._adapters), "a removed adapter is still here"
         for life in self._ended:
             whole = life.expected
