@@ -54,8 +54,6 @@ class NextIterationPlan:
     """By row, the slot of the recurrent state before its first token, in a model that has such."""
     state_slots: list[int] = field(default_factory=list)
     """By row, the slot for the state behind its last token."""
-    released: list[Sequence] = field(default_factory=list)
-    """Sequences that lost their slot since the last plan; an admitted one may be among them."""
     admitted: list[Sequence] = field(default_factory=list)
     """Sequences that have been given a slot, and loaded, since the last plan."""
     grown: list[Sequence] = field(default_factory=list)

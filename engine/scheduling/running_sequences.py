@@ -38,7 +38,6 @@ class RunningSequences:
         """Of all of them, the ``expected_growth``."""
         self._admitted: dict[Sequence, None] = {}
         """Those that have been given a slot and are not in any plan yet."""
-        self._released: list[Sequence] = []
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -81,10 +80,7 @@ class RunningSequences:
         self.late.drop(sequence)
         self._memory.release(sequence)
         self._adapters.release(sequence)
-        if sequence in self._admitted:
-            del self._admitted[sequence]
-        else:
-            self._released.append(sequence)
+        self._admitted.pop(sequence, None)
         _take_one(self._by_client, sequence.client)
         _take_one(self._by_priority, sequence.params.priority)
         self._growth -= sequence.expected_growth
@@ -95,11 +91,6 @@ class RunningSequences:
         for sequence in admitted:
             del self._admitted[sequence]
         return admitted
-
-    def take_released(self) -> list[Sequence]:
-        """The sequences of ``take_admitted`` that were removed since the last call."""
-        released, self._released = self._released, []
-        return released
 
     def expect(self, sequence: Sequence) -> None:
         """Expect anew how much it will generate, as it has generated some."""

@@ -221,7 +221,6 @@ class InferenceScheduler:
         self._running.late.begin(plan)
         if plan.num_tokens:
             self._reserve.relax()
-            plan.released = self._running.take_released()
             plan.admitted = self._running.take_admitted()
             self.adapters.plan(plan)
             plan.looks_up = self.speculation is not None and (

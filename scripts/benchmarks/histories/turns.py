@@ -37,6 +37,8 @@ class Turns:
         self._fair = fair
         self._queues: dict[tuple[str, int], dict[str, deque[str]]] = {}
         """Ids by client and priority, and by user, of those that have no slot, in the order in which they are to get one."""
+        self._admitted: set[str] = set()
+        """Those that have a slot, or had one that they have lost since the last plan."""
         self._given: dict[tuple[str, int], dict[str, float]] = {}
         """By client and priority, while somebody of them waits, what other clients have been given meanwhile."""
 
@@ -59,10 +61,13 @@ class Turns:
         Who could not start is passed, and who lacked nothing but pages, not often. ``alive`` are
         all that have not ended.
         """
-        for sequence in plan.released:
-            if sequence.request_id in alive:
+        for life in sorted(alive.values(), key=lambda life: -life.sequence.arrival):
+            sequence = life.sequence
+            if sequence.request_id in self._admitted and (sequence.slot < 0 or sequence in plan.admitted):
+                self._admitted.remove(sequence.request_id)
                 self._queue(sequence).appendleft(sequence.request_id)
         for sequence in plan.admitted:
+            self._admitted.add(sequence.request_id)
             queue = self._queue(sequence)
             for request_id in list(queue)[: queue.index(sequence.request_id)]:
                 self._check_passed(alive[request_id], plan, alive)
