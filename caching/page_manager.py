@@ -165,10 +165,12 @@ class HBMPageManager:
             if page in self._cache and self._cache.forget(page):
                 self._free.append(page)
 
-    def forget_keys(self, keys: Iterable[bytes]) -> None:
-        """These keys are not found any more, whether or not their pages have owners."""
+    def forget_keys(self, keys: Sequence[bytes]) -> None:
+        """These keys are not found any more, whether or not their pages have owners; nor in the tier."""
         holders = [self._cache.holder(key) for key in keys]
         self.forget([page for page in holders if page is not None])
+        if self.tier is not None:
+            self.tier.forget(keys)
 
     def forget_all(self) -> int:
         """No page is found any more: the memory was dropped, or the weights have changed.

@@ -171,10 +171,7 @@ class SequenceMemory:
         """Drop what these sequences computed from the cache, also where they are released."""
         for sequence in sequences:
             for group in range(self._num_groups):
-                keys = keys_in_group(sequence.page_keys, group)
-                self._pages.forget_keys(keys)
-                if self._pages.tier is not None:
-                    self._pages.tier.forget(keys)
+                self._pages.forget_keys(keys_in_group(sequence.page_keys, group))
             if self._states is not None:
                 self._states.forget(sequence)
 

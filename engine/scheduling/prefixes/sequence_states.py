@@ -191,8 +191,6 @@ class SequenceStates:
     def forget(self, sequence: Sequence) -> None:
         """Drop what the sequence computed, also where it is released."""
         self._slots.forget_keys(sequence.page_keys)
-        if self.tier is not None:
-            self.tier.forget(sequence.page_keys)
 
     def forget_all(self) -> None:
         """No state can be found any more."""
