@@ -74,7 +74,7 @@ class Availability:
             self.check_not_draining()
             self._post(message)
 
-    def sleep(self, request_id: str, channel: ReturnChannel, level: int = 1) -> None:
+    def sleep(self, request_id: str, channel: ReturnChannel, level: int) -> None:
         """Refuses new requests; the engine sleeps once no request is open. Raises Draining, and
         InvalidRequest if those that are open would never end."""
         self.check_not_draining()
@@ -85,7 +85,7 @@ class Availability:
             raise InvalidRequest(f"{KEEPS}resume it, or pause it in mode abort, and send it to sleep then")
         self._open_requests.when_none(lambda: self._post(message))
 
-    def wake(self, request_id: str, channel: ReturnChannel, *, weights: bool = True, pages: bool = True) -> None:
+    def wake(self, request_id: str, channel: ReturnChannel, *, weights: bool, pages: bool) -> None:
         """Has the engine wake, if it sleeps, and takes new requests when it has pages and weights.
 
         Raises Draining.
