@@ -65,9 +65,9 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
     shapes = cache.shapes(fit.backend, fit.footprint.adapter_sizes)
     check_page_table(fit.backend, shapes.pages_per_seq)
     begun = time.perf_counter()
-    programs = _compile(fit, mesh, shapes, report)
+    programs, scratch = _compile(fit, mesh, shapes, report)
     seconds = time.perf_counter() - begun
-    cache.fits(max(one.report.scratch_bytes for one in programs))
+    cache.fits(scratch)
     shapes = cache.shapes(fit.backend, fit.footprint.adapter_sizes)
     tokens = min(tokens_a_sequence, shapes.max_model_len)
     states = 0 if shapes.cache.states is None else shapes.cache.states.num_bytes
@@ -176,8 +176,9 @@ def _partition(config: EngineConfig, model: ModelSpec, chips: int) -> Partition:
     return split(model, asked or most_devices(model, chips))
 
 
-def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report) -> list[CompiledProgram]:
-    """Every function that a daemon compiles before READY, in order of completion."""
+def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report) -> tuple[list[CompiledProgram], int]:
+    """Every function that a daemon compiles before READY, in order of completion, and the most bytes that a step
+    takes besides weights and pages."""
     backend, partition = fit.backend, fit.partition
     decoder = _decoder(fit, mesh)
     arrays = large_arrays(decoder, partition, backend, mesh, shapes)
@@ -188,7 +189,7 @@ def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report)
 
     manager = ExecutionManager(decoder, shapes, backend, mesh, add, draft=_draft_decoder(fit, mesh))
     manager.compile(report, staged=fit.config.staged_readiness)
-    return programs
+    return programs, manager.scratch_bytes
 
 
 def large_arrays(
