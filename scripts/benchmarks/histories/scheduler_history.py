@@ -34,13 +34,13 @@ from scripts.benchmarks.histories.life import (
     random_prompt,
 )
 from scripts.benchmarks.histories.random_scheduler import MOST_STATES, RandomScheduler
+from scripts.benchmarks.histories.simulated_adapters import SimulatedAdapters
 from scripts.benchmarks.histories.simulated_constraint import LateConstraint
 from scripts.benchmarks.histories.simulated_device import SimulatedDevice
 from scripts.benchmarks.histories.simulated_drafts import Row
 from scripts.benchmarks.histories.turns import USERS, WEIGHTS, Turns
 
 PARAMS = SamplingParams(temperature=0)
-MOST_ADAPTERS = 5
 FLOOD = 40
 PATIENCE = 50
 """Plans that a sequence may take for each token of all sequences, at the very most."""
@@ -54,13 +54,11 @@ class SchedulerHistory:
         self._drawn = drawn = RandomScheduler(random)
         self._scheduler, self._drafts, self._texts = drawn.scheduler, drawn.drafts, drawn.texts
         self._failures = Failures(self._scheduler, 1)
-        self._num_adapters = 0
         self._landings = random.choice((1, 4))
         """How often copies may land: seldom where the link is slow."""
-        self._adapters = (
-            [self._new_adapter() for _ in range(random.randint(1, MOST_ADAPTERS))] if drawn.num_adapter_slots else []
+        self._adapters = SimulatedAdapters(
+            self._scheduler, self._texts, random, are_served=bool(drawn.num_adapter_slots)
         )
-        """Those that new requests may have."""
         self._in_flight: deque[NextIterationPlan] = deque()
         self._rows: deque[list[Row]] = deque()
         """What became of the rows of each."""
@@ -82,7 +80,7 @@ class SchedulerHistory:
     def step(self) -> None:
         """One thing at random happens, and everything still holds."""
         often, seldom = [self._plan, self._land, self._answer, self._sample_late], [self._add, self._finish_one]
-        rare = [self._fail_a_step, self._sleep, self._forget, self._learn, self._reload, self._update_weights]
+        rare = [self._fail_a_step, self._sleep, self._forget, self._learn, self._adapters.reload, self._update_weights]
         self._random.choice((*often * 8, *seldom * 4, *[self._land_copies] * self._landings, *rare))()
         self._check()
 
@@ -106,8 +104,7 @@ class SchedulerHistory:
             assert patience, f"{sorted(self._alive)} never end"
         assert not self._drawn.pages.num_owned, "everybody has ended, and pages are owned"
         assert not self._drawn.slots.num_owned, "everybody has ended, and slots are owned"
-        left = [uid for uid in range(1, self._num_adapters + 1) if uid in self._scheduler.adapters]
-        assert sorted(left) == sorted(self._adapters), "a removed adapter is still here"
+        self._adapters.check_end()
         for life in self._ended:
             whole = life.expected
             wanted = whole if life.reason is not None else whole[: len(life.received)]
@@ -148,7 +145,7 @@ class SchedulerHistory:
         )
         client, user = client or random.choice(list(WEIGHTS)), random.choice(USERS)
         salt = random.choice((b"", b"", b"private", None))
-        adapter_id = random.choice((0, *self._adapters))
+        adapter_id = random.choice((0, *self._adapters.loaded))
         if salt is not None and adapter_id:
             salt += b"%d" % adapter_id
         for _ in range(random.choice((1, 1, 2, 3))):
@@ -277,23 +274,6 @@ class SchedulerHistory:
             self._lose_cache()
         assert not any(life.sequence.awaits_sample for life in self._alive.values())
 
-    def _reload(self) -> None:
-        """An adapter is removed, whoever has it, and comes again as another."""
-        if self._adapters:
-            self._scheduler.adapters.remove(self._adapters.pop(self._random.randrange(len(self._adapters))))
-            self._adapters.append(self._new_adapter())
-
-    def _drop_adapters(self) -> None:
-        """As in oEngine: nothing is kept of adapters that are gone for good."""
-        for uid in self._scheduler.adapters.take_forgotten():
-            self._scheduler.memory.earlier.forget_adapter(uid)
-            self._texts.forget_adapter(uid)
-
-    def _new_adapter(self) -> int:
-        self._num_adapters += 1
-        self._scheduler.adapters.add(self._num_adapters)
-        return self._num_adapters
-
     def _learn(self) -> None:
         """Copying pays, or it does not any more."""
         self._drawn.cost.token_seconds = self._random.random() / self._drawn.page_size
@@ -393,7 +373,7 @@ class SchedulerHistory:
         self._turns.end(life.sequence)
 
     def _check(self) -> None:
-        self._drop_adapters()
+        self._adapters.forget()
         self._scheduler.check_integrity()
         self._texts.check(self._scheduler.memory.earlier, [life.sequence for life in self._alive.values()])
         pages = self._drawn.pages
