@@ -227,6 +227,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.max_num_seqs is None:
             object.__setattr__(self, "max_num_seqs", max(1, min(MAX_NUM_SEQS, self.max_num_batched_tokens)))
+        for field in dataclasses.fields(self):
+            value, choices = getattr(self, field.name), field.metadata.get("choices", ())
+            known = not choices or value in (*choices, field.default)
+            require_setting(known, field.name, f"one of {', '.join(choices)}", value)
         for name in (
             "max_num_seqs",
             "max_model_len",
@@ -235,6 +239,9 @@ class EngineConfig:
             "tensor_parallel_size",
             "max_queued_requests",
             "max_queued_tokens",
+            "long_prefill_token_threshold",
+            "priority_preemption_threshold",
+            "max_loras",
         ):
             value = getattr(self, name)
             require_setting(value is None or value >= 1, name, "at least 1", value)
@@ -248,21 +255,8 @@ class EngineConfig:
             )
         share = self.hbm_utilization
         require_setting(share is None or 0 < share <= 1, "hbm_utilization", "above 0 and at most 1", share)
-        require_setting(self.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}", self.dtype)
-        asked = self.quantization
-        require_setting(asked is None or asked in QUANTIZATIONS, "quantization", ", ".join(QUANTIZATIONS), asked)
-        kv_dtype = self.kv_cache_dtype
-        require_setting(kv_dtype in KV_CACHE_DTYPES, "kv_cache_dtype", f"one of {', '.join(KV_CACHE_DTYPES)}", kv_dtype)
-        asked = self.attention_backend
-        require_setting(
-            asked in ATTENTION_BACKENDS, "attention_backend", f"one of {', '.join(ATTENTION_BACKENDS)}", asked
-        )
-        long = self.long_prefill_token_threshold
-        require_setting(long is None or long >= 1, "long_prefill_token_threshold", "at least 1", long)
         target = self.max_inter_token_ms
         require_setting(target is None or 0 < target < math.inf, "max_inter_token_ms", "above 0", target)
-        threshold = self.priority_preemption_threshold
-        require_setting(threshold >= 1, "priority_preemption_threshold", "at least 1", threshold)
         require_setting(
             self.weights is not None,
             "client_weights",
@@ -295,10 +289,8 @@ class EngineConfig:
             )
 
     def _check_adapters(self) -> None:
-        require_setting(self.max_loras >= 1, "max_loras", "at least 1", self.max_loras)
         rank = self.max_lora_rank
         require_setting(1 <= rank <= MAX_LORA_RANK, "max_lora_rank", f"1 to {MAX_LORA_RANK}", rank)
-        require_setting(self.lora_dtype in DTYPES, "lora_dtype", f"one of {', '.join(DTYPES)}", self.lora_dtype)
         if self.max_cpu_loras is None:
             object.__setattr__(self, "max_cpu_loras", CPU_LORAS * self.max_loras)
         fits, least = self.max_cpu_loras >= self.max_loras, f"at least max_loras ({self.max_loras})"
