@@ -143,6 +143,11 @@ class oEngine:
         self._residence.replace_weights(staged, name, keep_cache=keep_cache)
         self._in_flight.forget_logits()
 
+    def forget_cache(self) -> None:
+        """Forget all that was computed: running sequences compute it again, and no prefix is
+        found. No step may be in flight."""
+        self._residence.forget_cache()
+
     def earlier(self, sequence: Sequence) -> ListOf[int]:
         """Texts of earlier sequences of its salt, NO_DRAFT behind each; on any thread."""
         return self._scheduler.memory.earlier.of(sequence)
@@ -322,8 +327,3 @@ class oEngine:
                 self._in_flight.dispatch(plan, 0.0)
             while self._in_flight:
                 self._in_flight.land()
-
-    def forget_cache(self) -> None:
-        """Forget all that was computed: running sequences compute it again, and no prefix is
-        found. No step may be in flight."""
-        self._residence.forget_cache()
