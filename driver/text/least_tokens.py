@@ -19,6 +19,10 @@ from driver.text.token_bytes import BYTE_TOKEN, byte_letters
 
 _KEEPS_ALL = frozenset(["ByteLevel", "Digits", "FixedLength", "Metaspace", "Punctuation", "Split", "UnicodeScripts"])
 """Pre-tokenizers that drop no text, unless their behavior is "Removed"."""
+_LETTERS = {code: byte_letters().get(chr(code)) for code in range(0x100)} | {
+    ord(letter): byte for letter, byte in byte_letters().items()
+}
+"""For ``str.translate``: the byte of each letter of a byte-level vocabulary; others of latin-1 stand for none."""
 _FORMS: tuple[Literal["NFC", "NFD", "NFKC", "NFKD"], ...] = ("NFC", "NFD", "NFKC", "NFKD")
 
 
@@ -67,20 +71,25 @@ def _keeps_length(normalizer: dict[str, Any]) -> bool:
 
 def _longest(definition: dict[str, Any]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
     """For each byte, the length of the longest token that has it, or infinity."""
-    longest = np.zeros(256)
-    letters = byte_letters() if _is_byte_level(definition) else {}
+    longest, missing = np.full(256, np.inf), set(range(256))
+    letters = _LETTERS if _is_byte_level(definition) else None
     added = {token["content"] for token in definition["added_tokens"]}
-    for token in _tokens(definition) | added:
-        if letters and token not in added:
-            spelt = bytes(letters[letter] for letter in token if letter in letters)
-        else:
-            spelt = token.encode(errors="replace") + (b" " if "\u2581" in token else b"")
-        if byte := BYTE_TOKEN.fullmatch(token):
-            spelt += bytes([int(byte[1], 16)])
-        distinct = list(set(spelt))
-        longest[distinct] = np.maximum(longest[distinct], len(spelt))
-    longest[longest == 0] = np.inf
+    spelt = [_spelt(token, None if token in added else letters) for token in _tokens(definition) | added]
+    for token in sorted(spelt, key=len, reverse=True):
+        if not missing.isdisjoint(token):
+            longest[list(missing.intersection(token))] = len(token)
+            missing.difference_update(token)
     return longest
+
+
+def _spelt(token: str, letters: dict[int, int | None] | None) -> bytes:
+    """The bytes of the text that a token may stand for, or more."""
+    if letters is not None:
+        spelt = token.translate(letters).encode("latin-1", errors="ignore")
+    else:
+        spelt = token.encode(errors="replace") + (b" " if "\u2581" in token else b"")
+    byte = BYTE_TOKEN.fullmatch(token)
+    return spelt if byte is None else spelt + bytes([int(byte[1], 16)])
 
 
 def _tokens(definition: dict[str, Any]) -> set[str]:
