@@ -85,9 +85,14 @@ class DeviceMesh:
         there: jax.Array = jax.device_put(array, self.sharding(*spec))
         return there
 
-    def maker(self, function: Callable[[], Any], *spec: str | None) -> Callable[[], Any]:
-        """Jit a function so that its arrays are created sharded, never whole on one device."""
-        return function if self.size == 1 else jax.jit(function, out_shardings=self.sharding(*spec))
+    def maker(self, function: Callable[[], Any], specs: Any = COPY) -> Callable[[], Any]:
+        """Jit a function so that its arrays are created sharded, never whole on one device.
+
+        ``specs`` is a PartitionSpec, or a tree of such for each of its arrays.
+        """
+        if self.size == 1:
+            return function
+        return jax.jit(function, out_shardings=jax.tree.map(lambda spec: self.sharding(*spec), specs))
 
 
 def one_device() -> DeviceMesh:

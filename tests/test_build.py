@@ -27,6 +27,7 @@ from engine.speculation.history import new_history
 from engine.step.backend_choice import choose_backend, xla_backend
 from engine.step.compilation import num_compilations
 from engine.step.execution_manager import ExecutionManager
+from engine.step.executor import StepExecutor
 from engine.step.sampling_programs import sampling_bytes
 
 
@@ -424,6 +425,20 @@ def test_as_many_sequences_run_as_a_step_has_tokens(batched, sequences):
     assert EngineConfig(max_num_batched_tokens=batched).max_num_seqs == sequences
     with pytest.raises(ConfigurationError, match="max_num_batched_tokens must be at least max_num_seqs"):
         EngineConfig(max_num_batched_tokens=batched, max_num_seqs=batched + 1)
+
+
+def test_the_state_of_an_engine_takes_one_program_of_each_kind(shallow):
+    """Those of slots, of what they are fed, of bias and of penalties, and two of a key: every start makes them."""
+    config = build_config(shallow)
+    served = served_model.served_model(config)
+    served, planner = planned(served, memory.memory_budget(config, 1))
+    manager = compile_nothing(served, served.abstract_all(), planner.shapes(served.backend, None))
+    manager.new_cache()
+    before = num_compilations()
+
+    StepExecutor(manager, 0)
+
+    assert num_compilations() - before <= 6
 
 
 def test_a_compilation_in_service_is_counted():

@@ -8,6 +8,7 @@ queries, keys and values together gets those of the last step so.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -94,8 +95,9 @@ def largest_error(
     )
     pool = replace(one_page, num_layers=1, num_pages=7, stacked=False)
     trial = _Trial(kernel, spec, heads, pool.dtype, 4 * size)
+    layer = jax.eval_shape(partial(allocate, pool)).layers[0]
     # allocated memory may hold what an earlier trial wrote, and so hide that a kernel writes nothing
-    pages = jnp.zeros_like(allocate(pool).layers[0])
+    pages = jax.device_put(np.zeros(layer.shape, layer.dtype))
     error = 0.0
     for rows in steps:
         is_together = kernel.fuses_rotation and rows is steps[-1]
@@ -183,4 +185,4 @@ def _table(rows: tuple[Row, ...]) -> PageTable:
         indices[number, : len(row.pages)] = row.pages
         lens[number], queries[number] = row.known + row.count, row.count
     begins = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
-    return PageTable(*map(jnp.asarray, (lens, indices, begins, np.array([len(rows)], np.int32))))
+    return PageTable(*jax.device_put((lens, indices, begins, np.array([len(rows)], np.int32))))

@@ -79,7 +79,10 @@ class SlotArrays:
 
     def new(self) -> list[Array]:
         """Slots without adapters."""
-        makers = [self.mesh.maker(partial(jnp.zeros, leaf.shape, leaf.dtype), *leaf.split) for leaf in self.leaves]
+        makers = [
+            self.mesh.maker(partial(jnp.zeros, leaf.shape, leaf.dtype), PartitionSpec(*leaf.split))
+            for leaf in self.leaves
+        ]
         return [make() for make in makers]
 
     def placed(self, block: tuple[NDArray[Any], ...]) -> list[Array]:

@@ -140,7 +140,7 @@ class Backend:
     def allocator(self, metadata: PagedAttentionCacheMetaData, mesh: DeviceMesh) -> Callable[[], PagedAttentionCache]:
         """Allocates zeroed pages and slots on every device; raises JaxRuntimeError if out of
         memory."""
-        return mesh.maker(mesh.on_each(partial(self._allocate, metadata), (), CACHE), *CACHE)
+        return mesh.maker(mesh.on_each(partial(self._allocate, metadata), (), CACHE), CACHE)
 
     def abstract_cache(self, metadata: PagedAttentionCacheMetaData, mesh: DeviceMesh) -> PagedAttentionCache:
         """Shapes and dtypes of what ``allocator`` returns, to compile against."""

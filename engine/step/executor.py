@@ -60,7 +60,7 @@ class StepExecutor:
         """By the number of a step, f32[rows, vocab] of rows that sample late."""
         self._slots_of_adapters: list[Array] = []
         slots, mesh = manager.shapes.slots, manager.mesh
-        self._new_slots, self._new_fed = mesh.maker(slots.new_state), mesh.maker(slots.new_fed)
+        self._new_slots, self._new_fed = (mesh.maker(jax.jit(new)) for new in (slots.new_state, slots.new_fed))
         self._make_state()
         self.host = None if manager.shapes.host is None else HostMemory(manager.copier, manager.copied, mesh)
         """The tier in the host's memory, if there is one."""

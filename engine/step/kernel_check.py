@@ -135,15 +135,15 @@ def product_fault() -> str | None:
     scales = np.linspace(0.5, 2, out).astype(np.float32) / 8
     eighths = np.round(8 * whole).clip(-127, 127).astype(np.int8)
     halves, in_groups = np.round(2 * whole).clip(-8, 7).astype(np.int8), np.repeat(2 * scales[:, None], 3, axis=1)
-    none = jnp.zeros(0, np.float32)
+    none = np.zeros(0, np.float32)
     weights = {
         "float32": (whole, ones, panels.as_panels(whole.astype(np.float32)), none),
         "bfloat16": (whole.astype(jnp.bfloat16), ones, panels.as_panels(whole.astype(jnp.bfloat16)), none),
-        "int8": (eighths, scales, panels.as_panels(eighths), jnp.asarray(scales)),
+        "int8": (eighths, scales, panels.as_panels(eighths), scales),
         "4 bits": (halves, 2 * scales, panels.as_panels4(halves), panels.as_panels(in_groups)),
     }
     found = jax.jit(lambda x, packed: [_products(x, kernel, out, by) for kernel, by in packed])(
-        jnp.asarray(x), [(kernel, by) for _, _, kernel, by in weights.values()]
+        x, [(kernel, by) for _, _, kernel, by in weights.values()]
     )
     for (name, (weight, scale, _, _)), results in zip(weights.items(), found, strict=True):
         expected = x.astype(np.float64) @ weight.astype(np.float64).T * scale

@@ -208,11 +208,12 @@ class SamplingPrograms:
     def _maker(self, row: State) -> Callable[[], State]:
         """A function that creates the state of all slots from one row."""
 
-        def make(leaf: NDArray[Any], spec: PartitionSpec) -> Callable[[], Array]:
-            return self._mesh.maker(partial(jnp.broadcast_to, leaf, (self._num_slots, *leaf.shape)), *spec)
+        @jax.jit  # one program instead of two for each array, which take their time to be made
+        def make() -> State:
+            state: State = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self._num_slots, *leaf.shape)), row)
+            return state
 
-        makers = jax.tree.map(make, row, _specs(row, None))
-        return lambda: jax.tree.map(lambda make: make(), makers)
+        return self._mesh.maker(make, _specs(row, None))
 
     def _abstract(self, row: State) -> State:
         """The shapes of the state of all slots."""

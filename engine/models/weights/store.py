@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
@@ -266,7 +267,7 @@ def room(entry: Served, served: Any, form: WeightFormat, mesh: DeviceMesh) -> An
     def stack(array: Any, leaf: Leaf) -> Array:
         if isinstance(array, Array):
             return array
-        zeros: Array = mesh.maker(partial(jnp.zeros, leaf.shape, leaf.dtype), *leaf.split)()
+        zeros: Array = mesh.maker(partial(jnp.zeros, leaf.shape, leaf.dtype), PartitionSpec(*leaf.split))()
         return zeros
 
     return jax.tree.map(stack, served, entry.leaves(form, mesh.size))
