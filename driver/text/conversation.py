@@ -13,6 +13,7 @@ import msgspec
 from driver.errors import InvalidRequest
 from driver.text.json_schema import check_json
 from driver.text.template_words import template_words
+from driver.text.transformers_modules import transformers_module
 from engine.errors import ConfigurationError
 from engine.request_limits import MAX_RENDERED_CHARACTERS, MAX_TEMPLATE_SECONDS, MAX_TOOL_CALLS
 
@@ -78,11 +79,9 @@ def checked_chat(
 
 def read_template(path: Path) -> str:
     """The text of a chat template in a file. Raises ConfigurationError if it is none."""
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
     try:
         template = path.read_text(encoding="utf-8")
-        _compile_jinja_template(template)
+        _compiled(template)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"the chat template {path} cannot be read: {error}") from error
     except jinja2.TemplateSyntaxError as error:
@@ -269,19 +268,21 @@ def rendered(tokenizer: Any, chat: Chat) -> str:
 
 def hold_to_budget(tokenizer: Any) -> None:
     """Makes the templates of a transformers tokenizer charge the current budget."""
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
     templates = tokenizer.chat_template or {}
     for source in [templates] if isinstance(templates, str) else templates.values():
         try:
-            # The environment in which transformers will render.
-            environment = _compile_jinja_template(source).environment
+            environment = _compiled(source).environment
         except jinja2.TemplateError:
             continue  # each conversation will get this error
         if environment.concat is not _join:
             environment.concat = _join
             for name in ("getattr", "getitem", "call"):
                 setattr(environment, name, _spending(getattr(environment, name)))
+
+
+def _compiled(template: str) -> Any:
+    """The template as transformers will render it, in the same environment."""
+    return transformers_module("utils.chat_template_utils")._compile_jinja_template(template)
 
 
 def _join(pieces: Iterable[str]) -> str:

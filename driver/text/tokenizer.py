@@ -11,6 +11,7 @@ from driver.text.conversation import Chat, check_encodable, checked_chat, hold_t
 from driver.text.least_tokens import LeastTokens
 from driver.text.token_bytes import token_bytes
 from driver.text.tokenizer_files import loadable
+from driver.text.transformers_modules import transformers_module
 from engine.errors import ConfigurationError
 from engine.hub.small_files import TOKENIZER
 from engine.request_limits import ServingLimits
@@ -160,9 +161,7 @@ def _class_for(files: Path) -> Any:
     take vocabulary and merges alone, and normalise and cut words in its own way.
     """
     if (files / TOKENIZER).is_file():
-        from transformers import PreTrainedTokenizerFast
-
-        return PreTrainedTokenizerFast
+        return transformers_module("tokenization_utils_tokenizers").PreTrainedTokenizerFast
     from transformers import AutoTokenizer
 
     return AutoTokenizer
