@@ -18,8 +18,11 @@ PACKAGE = "transformers"
 def transformers_module(name: str) -> ModuleType:
     """The module of this name in transformers, as any later import of it gets it.
 
-    The package is executed only where it has been, or where the module turns out to need it.
+    The package is executed only where it has been, or where the module turns out to need it. Nothing
+    else imports it while the first call runs.
     """
+    if (known := sys.modules.get(f"{PACKAGE}.{name}")) is not None:
+        return known
     try:
         with _package_left_out():
             return importlib.import_module(f"{PACKAGE}.{name}")
