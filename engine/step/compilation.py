@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -28,6 +29,7 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 _FOUND = "/jax/compilation_cache/cache_hits"
 _count = 0
 _of_thread = threading.local()
+_identity: ContextVar[str] = ContextVar("identity", default="")
 
 CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 """XLA:CPU gives reductions of 4,096 numbers and more, and what surrounds them, to YNNPACK, which
@@ -42,9 +44,27 @@ def lower(function: Callable[..., Any], *arguments: Any, donate: int | tuple[int
     CPUs get CPU_OPTIONS. A lock serializes tracing: concurrent traces depend on their order, and a
     later start would miss the compilation cache. Compilation, which takes longest, needs no lock.
     """
-    options = CPU_OPTIONS if _platform_of(arguments) == "cpu" else None
+    options = None
+    if _platform_of(arguments) == "cpu":
+        options, function = CPU_OPTIONS, _with_identity(function)
     with _TURN, _compiling_for(arguments):
         return jax.jit(function, donate_argnums=donate, compiler_options=options).lower(*arguments)
+
+
+def _with_identity(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the identity of what stores it in its name, by which JAX's cache has it for no other.
+
+    An executable that XLA:CPU has from that cache cannot be stored, and would be traced at each start.
+    """
+    identity = _identity.get()
+    if not identity:
+        return function
+
+    def named(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    named.__name__ = f"{getattr(function, '__name__', 'program')}_{identity}"
+    return named
 
 
 @dataclass(frozen=True)
@@ -75,11 +95,18 @@ OnCompiled = Callable[[Compilation], None]
 """Called for each compilation, on the thread that compiled it."""
 
 
-def compile_program(program: Program, check: Callable[[], None] = lambda: None) -> Compilation:
-    """Trace and compile, on any thread. ``check`` is called before either, and may raise."""
+def compile_program(
+    program: Program, check: Callable[[], None] = lambda: None, identity: str | None = None
+) -> Compilation:
+    """Trace and compile, on any thread. ``check`` is called before either, and may raise. ``identity`` is
+    that of the StoredExecutables that are to have it."""
     with _TURN:
         check()
-        lowered = program.lower()
+        token = _identity.set(identity or "")
+        try:
+            lowered = program.lower()
+        finally:
+            _identity.reset(token)
     check()
     begun, found = time.perf_counter(), _num_found()
     compiled = lowered.compile()

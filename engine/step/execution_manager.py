@@ -254,7 +254,8 @@ class ExecutionManager:
     def _compile(self, program: Program) -> None:
         stored = None if self._stored is None else self._stored.read(program.name, program.size)
         if stored is None:
-            compilation: Compilation = compile_program(program, self._check_wanted)
+            identity = None if self._stored is None else self._stored.identity
+            compilation: Compilation = compile_program(program, self._check_wanted, identity)
             stored = Stored(compilation.compiled, scratch_bytes(compilation.compiled))
             if self._stored is not None and compilation.is_new:
                 self._stored.write(program.name, program.size, stored)

@@ -48,6 +48,11 @@ class StoredExecutables:
         self._directory, self._devices = directory, devices
         _forget_old(directory.parent)
 
+    @property
+    def identity(self) -> str:
+        """What its directory is named by."""
+        return self._directory.name.removeprefix(PREFIX)
+
     def read(self, program: str, size: int) -> Stored | None:
         """The executable of a program for so many tokens or rows; None if there is none that is
         whole."""
