@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -322,8 +324,11 @@ def _libtpu():
         ("Mixtral-8x7B", "v6e:2x4", ["--quantization", "int8"]),
     ],
 )
-def test_nothing_large_is_copied_or_gathered(tmp_path, capsys, name, topology, settings):
-    """Of narrower models with two layers: two sums a layer, little scratch, and no weights of 8 bits written out in more."""
+def test_nothing_large_is_copied_or_gathered(tmp_path, name, topology, settings):
+    """Of narrower models with two layers: two sums a layer, little scratch, and no weights of 8 bits written out in more.
+
+    Each in a process of its own, as libtpu compiles for one topology in a process, and crashes at another's.
+    """
     narrow = {
         "num_hidden_layers": 2,
         "hidden_size": 1024,
@@ -334,9 +339,12 @@ def test_nothing_large_is_copied_or_gathered(tmp_path, capsys, name, topology, s
     path = write_config(tmp_path, name, **narrow)
     few = ("--max-num-batched-tokens", "16", "--max-num-seqs", "16")
 
-    assert main(["plan", str(path), "--topology", topology, "--json", *few, *settings]) == 0
+    program = "import sys; from ipc.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "plan", path, "--topology", topology, "--json", *few, *settings]
 
-    plan = msgspec.json.decode(capsys.readouterr().out, type=ChipPlan)
+    said = subprocess.run(command, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, check=True).stdout
+
+    plan = msgspec.json.decode(said, type=ChipPlan)
     assert [step.size for step in plan.steps] == [16]
     assert [(one.copies, one.gathers) for one in plan.functions] == [([], [])] * len(plan.functions)
     for step in plan.steps:
@@ -348,7 +356,8 @@ def test_nothing_large_is_copied_or_gathered(tmp_path, capsys, name, topology, s
     assert [step.sequences for step in plan.decode] == [1, 4, 16]
     assert all(step.bytes_needed < step.bytes_read for step in plan.decode)
     assert [(step.sequences, step.drafts) for step in plan.verified] == [(1, 4)]
-    assert plan.verified[0].bytes_read < 1.1 * plan.decode[0].bytes_read
+    if name != "Mixtral-8x7B":  # of experts more tokens choose more
+        assert plan.verified[0].bytes_read < 1.1 * plan.decode[0].bytes_read
 
 
 @pytest.mark.usefixtures("_libtpu")
