@@ -221,12 +221,14 @@ def test_room_for_drafts_is_taken_from_the_pages(directory):
     """The tokens of all slots, and the sampler's further rows, where one sequence has more drafts than there are slots."""
     drafts = '{"method": "ngram", "num_speculative_tokens": %d}'
     configs = (build_config(directory, max_num_batched_tokens=8, speculative_config=drafts % count) for count in (1, 7))
-    none = planned(served_model.served_model(build_config(directory, max_num_batched_tokens=8)), 10**9)[1].reserved
+    served = served_model.served_model(build_config(directory, max_num_batched_tokens=8))
+    none, sampling = planned(served, 10**9)[1].reserved, served.backend.sampling
     few, many = (planned(served_model.served_model(config), 10**9)[1].reserved for config in configs)
 
     room = [4 * math.prod(jax.eval_shape(partial(new_history, 3, 64, count)).ids.shape) for count in (1, 7)]
     assert few - none == room[0]
-    assert many - few == room[1] - room[0] + sampling_bytes(2, 8, 144, 1) - sampling_bytes(2, 2, 144, 1)
+    more_rows = sampling_bytes(2, 8, 144, 1, sampling) - sampling_bytes(2, 2, 144, 1, sampling)
+    assert many - few == room[1] - room[0] + more_rows
 
 
 WORDS = "RESOURCE_EXHAUSTED: Out of memory allocating 1234 bytes.\nAnd much more."
@@ -315,11 +317,13 @@ def test_a_step_that_takes_more_scratch_than_was_guessed_leaves_fewer_pages(dire
     """The pool shrinks by what the compiler says of the step, before anything is run."""
     config = build_config(directory)
     model = Partition(read_model_config(directory))
-    weights, page = served_model.served_model(config).footprint.weight_bytes, 3 * 4 * 4 * 2 * 12 * 4
-    guess = memory._step_scratch(config, model)
-    monkeypatch.setattr(
-        build, "memory_budget", lambda *_: weights + guess + memory._sampling_bytes(config, model, 64) + 33 * page
+    served = served_model.served_model(config)
+    weights, page = served.footprint.weight_bytes, 3 * 4 * 4 * 2 * 12 * 4
+    guess, sampling = (
+        memory._step_scratch(config, model),
+        memory._sampling_bytes(config, model, 64, served.backend.sampling),
     )
+    monkeypatch.setattr(build, "memory_budget", lambda *_: weights + guess + sampling + 33 * page)
 
     def compile_large(*arguments):
         manager = compile_nothing(*arguments)

@@ -21,11 +21,13 @@ from caching.tpu.tpu_kernels import PALLAS
 from engine import served_model as served_model_module
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.models.cpu.rows import CPURows
+from engine.models.cpu.rows import CPU_ROWS, CPURows
 from engine.models.layers.row_operations import XLA_ROWS
 from engine.models.weights import panels
 from engine.models.weights.int4 import Int4Experts
 from engine.models.weights.weight_format import Layout
+from engine.sampling.cpu_sampler import CPU_SAMPLING
+from engine.sampling.operations import XLA_SAMPLING
 from engine.served_model import served_model
 from engine.step import backend_choice, kernel_check
 from engine.step.backend_choice import xla_backend
@@ -265,6 +267,30 @@ def test_norms_that_are_wrong_are_replaced_by_xla(directory, monkeypatch, wrong)
     assert "differs from numpy's by 0.01" in backend.description
     assert (backend.rows, backend.layout, backend.attention) == (XLA_ROWS, Layout.PANELS, CPUAttention())
     assert backend.replaced == ("norm",)
+
+
+@pytest.mark.usefixtures("checks_anew")
+@pytest.mark.parametrize("wrong", ["bias", "penalties", "mask", "count of tokens"])
+def test_changes_of_logits_that_are_wrong_are_left_to_xla(directory, monkeypatch, wrong):
+    """As is all between logits and tokens then."""
+    names = {"bias": "apply_bias", "mask": "mask_logits"}
+    name = names.get(wrong, "apply_penalties")
+    right = getattr(CPU_SAMPLING, name)
+
+    def change(*given):
+        if name == "mask_logits":
+            return right(*given).at[0, -1].add(0.01)
+        state, logits = right(*given)
+        if wrong == "count of tokens":
+            return replace(state, counts=state.counts.at[0, 0].add(1)), logits
+        return state, logits.at[0, -2].add(0.01)
+
+    monkeypatch.setattr(kernel_check, "CPU_SAMPLING", replace(CPU_SAMPLING, **{name: change}))
+
+    backend = serve(directory).backend
+
+    assert f"by XLA: {wrong} differs from numpy's by" in backend.description
+    assert (backend.sampling, backend.rows, backend.replaced) == (XLA_SAMPLING, CPU_ROWS, ("sampling",))
 
 
 @pytest.mark.usefixtures("checks_anew")

@@ -32,7 +32,7 @@ def test_no_program_between_logits_and_tokens_takes_more_than_is_set_aside(opera
     programs = SamplingPrograms(slots, NUM_TOKENS, one_device(), speculation, operations)
     rows = most_samples(max_num_seqs, num_drafts)
 
-    set_aside = sampling_bytes(max_num_seqs, rows, NUM_TOKENS, 1)
+    set_aside = sampling_bytes(max_num_seqs, rows, NUM_TOKENS, 1, operations)
 
     state = sum(leaf.nbytes for leaf in jax.tree.leaves((programs.new_bias(), programs.new_penalties())))
     logits = 4 * rows * NUM_TOKENS

@@ -22,7 +22,7 @@ from caching.tpu.tpu_chip import CHIPS, Chip
 from caching.tpu.tpu_kernels import JAX, PALLAS, TPUKernel
 from engine.hardware.measurement import Measurement, Scale, attempted
 from engine.step.backend_choice import xla_backend
-from engine.step.kernel_check import product_fault, rows_fault, tolerance_of
+from engine.step.kernel_check import product_fault, rows_fault, sampling_fault, tolerance_of
 
 BFLOAT16, FLOAT32, FP8 = np.dtype(jnp.bfloat16), np.dtype(np.float32), np.dtype(jnp.float8_e4m3fn)
 CALLS = 20
@@ -182,6 +182,7 @@ def _products() -> Iterator[Measurement]:
     for name, what, find in (
         ("matrix product", "float32, bfloat16, 8 and 4 bits", product_fault),
         ("norm", "norms, gates and additions", rows_fault),
+        ("sampling", "bias, penalties and masks", sampling_fault),
     ):
         fault = find()
         state = "bad" if fault else "good"

@@ -69,7 +69,8 @@ class Footprint:
 
     def planner(self, budget: int) -> CachePlanner:
         """Sizes the pool within ``budget`` bytes. ConfigurationError if the context exceeds the model's."""
-        return CachePlanner(self.config, self.partition, self.one_page, self.resident_bytes, budget)
+        sampling = self.backend.sampling
+        return CachePlanner(self.config, self.partition, self.one_page, self.resident_bytes, budget, sampling)
 
 
 def adapter_sizes(config: EngineConfig, dtype: np.dtype[Any], backend: Backend) -> AdapterSizes | None:

@@ -16,6 +16,7 @@ from engine.errors import ConfigurationError
 from engine.hardware.host_memory import available_bytes
 from engine.models.partition import Partition
 from engine.models.spec import ModelSpec
+from engine.sampling.operations import XLA_SAMPLING, SamplingOperations
 from engine.scheduling.speculation import most_samples
 from engine.speculation.history import earlier_bytes, own_bytes
 from engine.step.backend import Backend
@@ -56,6 +57,7 @@ class CachePlanner:
         one_page: PagedAttentionCacheMetaData,
         weight_bytes: int,
         budget: int,
+        operations: SamplingOperations = XLA_SAMPLING,
     ) -> None:
         self._config = config
         self._partition = partition
@@ -67,7 +69,7 @@ class CachePlanner:
         self._budget = budget
         self._weights = weight_bytes
         self._scratch = _step_scratch(config, partition)
-        self._sampling = _sampling_bytes(config, partition, self._asked_context)
+        self._sampling = _sampling_bytes(config, partition, self._asked_context, operations)
         self._page = one_page.bytes_per_page
         spec = config.speculation
         self.earlier_bytes = earlier_bytes(config.max_num_seqs, 0 if spec is None else spec.prompt_lookup_history or 0)
@@ -291,8 +293,11 @@ def _step_scratch(config: EngineConfig, partition: Partition) -> int:
     return 4 * config.max_num_batched_tokens * each
 
 
-def _sampling_bytes(config: EngineConfig, partition: Partition, context: int) -> int:
+def _sampling_bytes(
+    config: EngineConfig, partition: Partition, context: int, operations: SamplingOperations = XLA_SAMPLING
+) -> int:
     """What the samplers have for all slots, and take beside it for the most rows of a step."""
     slots, drafts = config.max_num_seqs, 0 if config.speculation is None else config.speculation.num_speculative_tokens
     history = own_bytes(slots, context, drafts) if drafts else 0
-    return history + sampling_bytes(slots, most_samples(slots, drafts), partition.model.vocab_size, partition.devices)
+    rows, vocab_size = most_samples(slots, drafts), partition.model.vocab_size
+    return history + sampling_bytes(slots, rows, vocab_size, partition.devices, operations)

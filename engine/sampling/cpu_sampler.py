@@ -1,8 +1,10 @@
 """What a CPU has between logits and tokens, by C++ kernels of our own.
 
-Each is one call, where XLA compiles a hundred loops for seconds.
+Each is one call, where XLA compiles a hundred loops for seconds. They change the state of slots
+where it is, of which XLA copies what it reads and writes.
 """
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -11,17 +13,22 @@ from jax import Array
 
 from caching.cpu_kernels import load, register
 from engine.cpu_libraries import DRAW
+from engine.sampling.logit_bias import LogitBias
 from engine.sampling.logprobs import num_columns
-from engine.sampling.operations import SamplingOperations
+from engine.sampling.needs import Need
+from engine.sampling.operations import Fed, SamplingOperations, State
+from engine.sampling.penalties import Penalties
 from engine.sampling.sampler import SamplingRows
+from engine.sampling.sampler_inputs import SamplerInputs
+from engine.speculation.history import History
 from engine.vocabulary import WHOLE, Vocabulary
 
 
 @cache
 def prepare() -> None:
     """Registers the kernels. Raises KernelsUnavailable."""
-    for name in ("odriver_sample", "odriver_logprobs"):
-        register(load(DRAW), name)
+    for name in ("sample", "logprobs", "bias", "penalties", "mask", "write_slot"):
+        register(load(DRAW), f"odriver_{name}")
 
 
 def sample(logits: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary = WHOLE) -> Array:
@@ -47,4 +54,61 @@ def compute_logprobs(
     return logprobs
 
 
-CPU_SAMPLING = SamplingOperations(sample, compute_logprobs, has_greedy=False)
+def apply_bias(
+    logits: Array, state: LogitBias, inputs: SamplerInputs, fed: Fed, vocabulary: Vocabulary = WHOLE
+) -> tuple[LogitBias, Array]:
+    """As ``operations.apply_bias``, on one device, but for the state of the dump slot, which stays."""
+    assert vocabulary.axis is None
+    shapes = _shape(state.recent), _shape(logits)
+    call = jax.ffi.ffi_call("odriver_bias", shapes, input_output_aliases={3: 0})
+    of_slots = state.values, state.recent, state.banned_ids, state.banned_after, state.hidden_ids, state.hidden_until
+    recent, biased = call(logits, inputs.packed, *of_slots, *_arrays(fed), need=np.int64(Need.BIAS))
+    return replace(state, recent=recent), biased
+
+
+def apply_penalties(
+    logits: Array, state: Penalties, inputs: SamplerInputs, fed: Fed, vocabulary: Vocabulary = WHOLE
+) -> tuple[Penalties, Array]:
+    """As ``operations.apply_penalties``, on one device, but for the state of the dump slot, which stays.
+
+    A product of frequency and count is rounded before it is subtracted, whatever rows there are,
+    which XLA may leave out: the last bit of such a logit may be another.
+    """
+    assert vocabulary.axis is None
+    shapes = _shape(state.counts), _shape(logits)
+    call = jax.ffi.ffi_call("odriver_penalties", shapes, input_output_aliases={2: 0})
+    of_slots = state.counts, state.presence, state.frequency, state.repetition
+    counts, penalized = call(logits, inputs.packed, *of_slots, *_arrays(fed), need=np.int64(Need.PENALTIES))
+    return replace(state, counts=counts), penalized
+
+
+def mask_logits(logits: Array, masks: Array, vocabulary: Vocabulary = WHOLE) -> Array:
+    """As ``token_masks.mask_logits``, on one device."""
+    assert vocabulary.axis is None
+    masked: Array = jax.ffi.ffi_call("odriver_mask", _shape(logits))(logits, masks)
+    return masked
+
+
+def write_slot(state: State, slot: Array, row: State) -> State:
+    """As ``operations.write_slot``."""
+    arrays = jax.tree.leaves(state)
+    aliases = {number: number for number in range(len(arrays))}
+    call = jax.ffi.ffi_call("odriver_write_slot", [_shape(array) for array in arrays], input_output_aliases=aliases)
+    written = call(*arrays, slot, *jax.tree.leaves(row), arrays=np.int64(len(arrays)))
+    of_all: State = jax.tree.unflatten(jax.tree.structure(state), written)
+    return of_all
+
+
+def _shape(array: Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def _arrays(fed: Fed) -> tuple[Array, ...]:
+    """Those of which a step's new tokens are read."""
+    return (fed.ids, fed.num_new) if isinstance(fed, History) else (fed,)
+
+
+CPU_SAMPLING = SamplingOperations(
+    sample, compute_logprobs, apply_bias, apply_penalties, mask_logits, write_slot,
+    has_greedy=False, copies_counts=False,
+)  # fmt: skip

@@ -2,15 +2,28 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from engine.sampling import logit_bias, penalties
+from engine.sampling.logit_bias import LogitBias
 from engine.sampling.logprobs import compute_logprobs
+from engine.sampling.needs import Need
+from engine.sampling.new_tokens import NewTokens, last_sampled
+from engine.sampling.penalties import Penalties
 from engine.sampling.sampler import SamplingRows, sample
+from engine.sampling.sampler_inputs import SamplerInputs
+from engine.sampling.token_masks import mask_logits
+from engine.speculation.history import History
 from engine.vocabulary import WHOLE, Vocabulary
+
+Fed = Array | History
+"""What decoding rows are fed: the token that each slot sampled last, or all tokens where rows have drafts."""
+State = TypeVar("State", LogitBias, Penalties)
 
 
 class Sampler(Protocol):
@@ -39,14 +52,74 @@ class ComputeLogprobs(Protocol):
         """See ``compute_logprobs``."""
 
 
+class Change(Protocol[State]):
+    """``apply_bias`` or ``apply_penalties``, or what a backend has in its place."""
+
+    def __call__(
+        self, logits: Array, state: State, inputs: SamplerInputs, fed: Fed, vocabulary: Vocabulary = WHOLE
+    ) -> tuple[State, Array]:
+        """The state of all slots with the tokens that are new, and the changed logits f32[rows, vocab]."""
+
+
+class Mask(Protocol):
+    """``mask_logits``, or what a backend has in its place."""
+
+    def __call__(self, logits: Array, masks: Array, vocabulary: Vocabulary = WHOLE) -> Array:
+        """See ``mask_logits``."""
+
+
+class WriteSlot(Protocol):
+    """``write_slot``, or what a backend has in its place."""
+
+    def __call__(self, state: State, slot: Array, row: State) -> State:
+        """See ``write_slot``."""
+
+
+def apply_bias(
+    logits: Array, state: LogitBias, inputs: SamplerInputs, fed: Fed, vocabulary: Vocabulary = WHOLE
+) -> tuple[LogitBias, Array]:
+    """``logit_bias.apply_bias`` for the rows of a step that need it."""
+    slots, new = inputs.slots_that(Need.BIAS), _new_tokens(inputs, fed, Need.BIAS)
+    return logit_bias.apply_bias(logits, state, slots, new, inputs.rows.positions, vocabulary)
+
+
+def apply_penalties(
+    logits: Array, state: Penalties, inputs: SamplerInputs, fed: Fed, vocabulary: Vocabulary = WHOLE
+) -> tuple[Penalties, Array]:
+    """``penalties.apply_penalties`` for the rows of a step that need it."""
+    slots, new = inputs.slots_that(Need.PENALTIES), _new_tokens(inputs, fed, Need.PENALTIES)
+    return penalties.apply_penalties(logits, state, slots, new, vocabulary)
+
+
+def write_slot(state: State, slot: Array, row: State) -> State:
+    """The state of all slots with that of a sequence in its slot i32[]."""
+    written: State = jax.tree.map(lambda slots, value: slots.at[slot].set(value), state, row)
+    return written
+
+
+def _new_tokens(inputs: SamplerInputs, fed: Fed, need: Need) -> NewTokens:
+    """What the states of rows that have this need do not know yet."""
+    slots = inputs.slots_that(need)
+    if not isinstance(fed, History):
+        return last_sampled(fed, slots, inputs.decodes)
+    owners = jnp.where(inputs.offsets == 0, slots, np.int32(inputs.dump_slot))
+    return fed.new_tokens(inputs.slots, owners, inputs.decodes, inputs.offsets, inputs.rows.positions)
+
+
 @dataclass(frozen=True)
 class SamplingOperations:
     """XLA's by default."""
 
     sample: Sampler = sample
     compute_logprobs: ComputeLogprobs = compute_logprobs
+    apply_bias: Change[LogitBias] = apply_bias
+    apply_penalties: Change[Penalties] = apply_penalties
+    mask_logits: Mask = mask_logits
+    write_slot: WriteSlot = write_slot
     has_greedy: bool = True
     """Whether ``sampler.greedy`` takes less time than ``sample`` where all rows are greedy."""
+    copies_counts: bool = True
+    """Whether ``apply_penalties`` may have those of all slots twice, and once more its rows'."""
 
     def choose(self, rows: SamplingRows, draw: Callable[[], Array], greedy: Callable[[], Array]) -> Array:
         """What ``draw`` gives, which samples, or ``greedy`` where that does for all rows and is faster."""

@@ -25,6 +25,14 @@ from engine.models.weights import panels
 from engine.models.weights.forms import InStack
 from engine.models.weights.int4 import Int4Experts
 from engine.models.weights.weight_format import Groups, Layout
+from engine.sampling import cpu_sampler
+from engine.sampling.cpu_sampler import CPU_SAMPLING
+from engine.sampling.logit_bias import LogitBias, neutral_bias
+from engine.sampling.logit_floors import MASKED_OUT, REMOVED
+from engine.sampling.needs import Need
+from engine.sampling.operations import XLA_SAMPLING
+from engine.sampling.penalties import GENERATED, Penalties, neutral_penalties
+from engine.sampling.sampler_inputs import NUM_FIELDS, PARAMETERS, SamplerInputs
 from engine.step.backend import Backend
 from engine.step.backend_choice import xla_backend
 
@@ -99,6 +107,10 @@ def checked(trial: Trial, kv_dtype: np.dtype, *, int4_experts: bool = False) -> 
     if backend.rows != XLA_ROWS and (why := _fault("norm", rows_fault)):
         words = f"{backend.description}; norms, gates and additions by XLA: {why}"
         backend = replace(backend, description=words, rows=XLA_ROWS, replaced=(*backend.replaced, "norm"))
+    if backend.sampling != XLA_SAMPLING and (why := _fault("sampling", sampling_fault)):
+        words = f"{backend.description}; what is between logits and tokens by XLA: {why}"
+        replaced = (*backend.replaced, "sampling")
+        backend = replace(backend, description=words, sampling=XLA_SAMPLING, replaced=replaced)
     if int4_experts and backend.layout is Layout.MATRIX and (why := _fault("int4 experts", experts_fault)):
         words, replaced = f"{backend.description}; experts in 8 bits: {why}", (*backend.replaced, "int4 experts")
         backend = replace(backend, description=words, least_expert_bits=8, replaced=replaced)
@@ -183,6 +195,43 @@ def rows_fault() -> str | None:
     results = jax.jit(computed)(x, y, scale, np.stack([x, y]))  # loops of XLA's would have to be compiled
     for (name, right), found in zip(expected.items(), results, strict=True):
         error = np.abs(np.asarray(found) - right).max()  # NaN of any
+        if not error <= EXACT:
+            return f"{name} differs from numpy's by {error:.3g}, more than {EXACT:g}"
+    return None
+
+
+def sampling_fault() -> str | None:
+    """Of what changes logits before a draw on a CPU, for a row that fills no whole vectors. Raises
+    KernelsUnavailable."""
+    cpu_sampler.prepare()
+    random, vocab, new, banned = np.random.default_rng(0), 83, 81, 82
+    logits, values = random.standard_normal((2, vocab)).astype(np.float32)
+    bias, penalties = neutral_bias(vocab), neutral_penalties(vocab)
+    bias.values[:], bias.banned_ids[0], bias.banned_after[0, -1] = values, banned, new
+    penalties.counts[:] = random.integers(0, 7, vocab)
+    penalties = replace(penalties, presence=np.float32(0.5), frequency=np.float32(0.25), repetition=np.float32(1.5))
+    counts = penalties.counts + GENERATED * (np.arange(vocab) == new)
+    repeated = np.where(counts > 0, np.where(logits > 0, logits / 1.5, logits * 1.5), logits)
+    expected = {
+        "bias": np.where(np.arange(vocab) == banned, REMOVED, logits + values),
+        "penalties": repeated - 0.25 * (counts // GENERATED) - 0.5 * (counts >= GENERATED),
+        "mask": np.where(np.arange(vocab) % 3, logits, MASKED_OUT),
+        "count of tokens": counts,
+    }
+    masks = np.packbits(np.arange(96) % 3 > 0, bitorder="little").view(np.int32)[None]
+    packed = np.zeros((NUM_FIELDS, 1), np.int32)
+    packed[1:3] = 1  # it samples, and decodes
+    packed[NUM_FIELDS - len(PARAMETERS) + [*PARAMETERS].index("needs")] = Need.BIAS | Need.PENALTIES
+
+    def computed(logits: jax.Array, bias: LogitBias, penalties: Penalties, packed: jax.Array) -> list[jax.Array]:
+        inputs, fed = SamplerInputs.unpack(packed, num_slots=2), jnp.asarray([new, 0], np.int32)
+        _, biased = CPU_SAMPLING.apply_bias(logits, bias, inputs, fed)
+        after, penalized = CPU_SAMPLING.apply_penalties(logits, penalties, inputs, fed)
+        return [biased, penalized, CPU_SAMPLING.mask_logits(logits, jnp.asarray(masks)), after.counts]
+
+    states = [jax.tree.map(lambda leaf: np.stack([leaf, leaf]), state) for state in (bias, penalties)]
+    for (name, right), found in zip(expected.items(), jax.jit(computed)(logits[None], *states, packed), strict=True):
+        error = (np.abs(np.asarray(found)[0] - right) / np.maximum(1, np.abs(right))).max()  # NaN of any
         if not error <= EXACT:
             return f"{name} differs from numpy's by {error:.3g}, more than {EXACT:g}"
     return None

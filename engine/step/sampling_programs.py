@@ -6,7 +6,7 @@ mask, sampler, log-probabilities. Each is compiled for every row count that a bu
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,13 @@ from jax.tree_util import GetAttrKey, KeyPath
 from numpy.typing import NDArray
 
 from engine.mesh import COPY, LOGITS, TP, DeviceMesh
-from engine.sampling.logit_bias import LogitBias, apply_bias, neutral_bias
+from engine.sampling.logit_bias import neutral_bias
 from engine.sampling.needs import Need
-from engine.sampling.new_tokens import NewTokens, last_sampled
-from engine.sampling.operations import XLA_SAMPLING, SamplingOperations
-from engine.sampling.penalties import Penalties, apply_penalties, neutral_penalties
+from engine.sampling.operations import XLA_SAMPLING, Change, Fed, SamplingOperations, State
+from engine.sampling.penalties import neutral_penalties
 from engine.sampling.sampler import greedy
 from engine.sampling.sampler_inputs import SamplerInputs, num_fields
-from engine.sampling.token_masks import mask_logits, mask_words
+from engine.sampling.token_masks import mask_words
 from engine.speculation.drafter import drafter_of
 from engine.speculation.history import History
 from engine.speculation.speculative_config import SpeculativeConfig
@@ -42,7 +41,7 @@ GREEDY is for steps without draws, where the backend has it."""
 BIAS, PENALTIES = "bias", "penalties"
 """(state, logits, fed, sampling) -> (state, logits); the state is donated."""
 MASK = "mask"
-"""``mask_logits``."""
+"""``operations.mask_logits``."""
 TAKE_LOGITS = "take logits"
 """(logits, rows i32[n]) -> logits f32[n, vocab], of few rows."""
 LOGPROBS = "logprobs"
@@ -52,21 +51,21 @@ WRITE_BIAS, WRITE_PENALTIES = "write bias", "write penalties"
 
 OVER_VOCABULARY = ("values", "counts")
 """The state fields that have one entry per token."""
-LOGITS_AT_ONCE = 4
+LOGITS_AT_ONCE = 3
 """Arrays as large as a step's logits that are there at once, at most: these, which LOGPROBS reads in
-the end, what BIAS made of them, what PENALTIES makes of that, and its rows' counts."""
-
-State = TypeVar("State", LogitBias, Penalties)
-Fed = Array | History
+the end, what BIAS made of them, and what PENALTIES makes of that."""
 
 
-def sampling_bytes(max_num_seqs: int, num_rows: int, num_tokens: int, devices: int) -> int:
+def sampling_bytes(
+    max_num_seqs: int, num_rows: int, num_tokens: int, devices: int, operations: SamplingOperations = XLA_SAMPLING
+) -> int:
     """Bytes on each device of the state of all slots, and of what sampling for rows takes beside it."""
     part = padded_vocab_size(num_tokens, devices) // devices
     penalties = neutral_penalties(part)
     slot: int = sum(leaf.nbytes for leaf in jax.tree.leaves((neutral_bias(part), penalties)))
-    slot += penalties.counts.nbytes  # XLA may copy them: PENALTIES reads them as they were, and writes them
-    return (max_num_seqs + 1) * slot + LOGITS_AT_ONCE * num_rows * part * np.dtype(np.float32).itemsize
+    logits = LOGITS_AT_ONCE * num_rows * part * np.dtype(np.float32).itemsize
+    copied = (max_num_seqs + 1 + num_rows) * penalties.counts.nbytes if operations.copies_counts else 0
+    return (max_num_seqs + 1) * slot + logits + copied
 
 
 class SamplingPrograms:
@@ -145,24 +144,15 @@ class SamplingPrograms:
         return lower(on_each, *self._arguments(layout), key, donate=1)
 
     def _lower_bias(self, layout: StepLayout) -> Lowered:
-        def bias(state: LogitBias, logits: Array, fed: Fed, sampling: Array) -> tuple[LogitBias, Array]:
-            inputs = SamplerInputs.unpack(sampling, self._num_slots)
-            slots, new = inputs.slots_that(Need.BIAS), _new_tokens(inputs, fed, Need.BIAS)
-            return apply_bias(logits, state, slots, new, inputs.rows.positions, self._vocabulary)
-
-        return self._lower_change(bias, neutral_bias(self.vocab_size), layout)
+        return self._lower_change(self._operations.apply_bias, neutral_bias(self.vocab_size), layout)
 
     def _lower_penalties(self, layout: StepLayout) -> Lowered:
-        def penalize(state: Penalties, logits: Array, fed: Fed, sampling: Array) -> tuple[Penalties, Array]:
-            inputs = SamplerInputs.unpack(sampling, self._num_slots)
-            slots, new = inputs.slots_that(Need.PENALTIES), _new_tokens(inputs, fed, Need.PENALTIES)
-            return apply_penalties(logits, state, slots, new, self._vocabulary)
-
-        return self._lower_change(penalize, neutral_penalties(self.vocab_size), layout)
+        return self._lower_change(self._operations.apply_penalties, neutral_penalties(self.vocab_size), layout)
 
     def _lower_mask(self, layout: StepLayout) -> Lowered:
         masks = self._mesh.shapes(jax.ShapeDtypeStruct((layout.rows, mask_words(self.vocab_size)), np.int32))
-        on_each = self._mesh.on_each(partial(mask_logits, vocabulary=self._vocabulary), (LOGITS, COPY), LOGITS)
+        mask = partial(self._operations.mask_logits, vocabulary=self._vocabulary)
+        on_each = self._mesh.on_each(mask, (LOGITS, COPY), LOGITS)
         return lower(on_each, self._arguments(layout)[0], masks)
 
     def _lower_take_logits(self, layout: StepLayout, count: int) -> Lowered:
@@ -180,23 +170,22 @@ class SamplingPrograms:
         on_each = self._mesh.on_each(compute, (LOGITS, COPY), COPY)
         return lower(on_each, self._arguments(layout)[0], sampled)
 
-    def _lower_change(self, change: Callable[..., Any], row: State, layout: StepLayout) -> Lowered:
-        """Lower (state, logits, ...) -> (state, logits); the state is donated."""
+    def _lower_change(self, apply: Change[State], row: State, layout: StepLayout) -> Lowered:
+        """Lower (state, logits, fed, sampling) -> (state, logits); the state is donated."""
+
+        def change(state: State, logits: Array, fed: Fed, sampling: Array) -> tuple[State, Array]:
+            return apply(logits, state, SamplerInputs.unpack(sampling, self._num_slots), fed, self._vocabulary)
+
         specs = _specs(row, None)
         on_each = self._mesh.on_each(change, (specs, LOGITS, COPY, COPY), (specs, LOGITS))
         return lower(on_each, self._abstract(row), *self._arguments(layout), donate=0)
 
     def _lower_writer(self, neutral: Callable[[int], State]) -> Lowered:
         row = neutral(self.vocab_size)
-
-        def write(state: State, slot: Array, row: State) -> State:
-            written: State = jax.tree.map(lambda slots, value: slots.at[slot].set(value), state, row)
-            return written
-
         specs, of_one = _specs(row, None), _specs(row)
         slot = self._mesh.shapes(jax.ShapeDtypeStruct((), np.int32))
         shapes = jax.tree.map(lambda leaf, spec: self._mesh.shapes(leaf, *spec), row, of_one)
-        on_each = self._mesh.on_each(write, (specs, COPY, of_one), specs)
+        on_each = self._mesh.on_each(self._operations.write_slot, (specs, COPY, of_one), specs)
         return lower(on_each, self._abstract(row), slot, shapes, donate=0)
 
     def _arguments(self, layout: StepLayout) -> tuple[Any, ...]:
@@ -233,12 +222,3 @@ def _specs(row: State, *lead: None) -> Any:
         return PartitionSpec(*lead, TP) if path[-1].name in OVER_VOCABULARY else COPY
 
     return jax.tree_util.tree_map_with_path(spec, row)
-
-
-def _new_tokens(inputs: SamplerInputs, fed: Fed, need: Need) -> NewTokens:
-    """What the states of rows that have this need do not know yet."""
-    slots = inputs.slots_that(need)
-    if not isinstance(fed, History):
-        return last_sampled(fed, slots, inputs.decodes)
-    owners = jnp.where(inputs.offsets == 0, slots, np.int32(inputs.dump_slot))
-    return fed.new_tokens(inputs.slots, owners, inputs.decodes, inputs.offsets, inputs.rows.positions)

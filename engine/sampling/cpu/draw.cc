@@ -8,9 +8,13 @@
 #include <vector>
 
 #include "handler.h"
+#include "logit_bias.h"
 #include "logprobs.h"
+#include "penalties.h"
 #include "rows.h"
+#include "slot_writer.h"
 #include "team.h"
+#include "token_masks.h"
 
 namespace odriver {
 
@@ -166,3 +170,7 @@ const char* sample(const Call& call) {
 
 ODRIVER_HANDLER(odriver_sample, odriver::sample)
 ODRIVER_HANDLER(odriver_logprobs, odriver::logprobs)
+ODRIVER_HANDLER(odriver_bias, odriver::bias)
+ODRIVER_HANDLER(odriver_penalties, odriver::penalties)
+ODRIVER_HANDLER(odriver_mask, odriver::mask)
+ODRIVER_HANDLER(odriver_write_slot, odriver::write_slot)
