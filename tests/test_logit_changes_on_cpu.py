@@ -80,7 +80,7 @@ def bias_state(rng):
         banned_ids=rng.choice([*TOKENS, VOCAB], (slots, MAX_BANS)).astype(np.int32),
         banned_after=np.where(places < any_up_to, ANY, after).astype(np.int32),
         hidden_ids=rng.choice([7, 4137, VOCAB], (slots, MAX_HIDDEN)).astype(np.int32),
-        hidden_until=rng.integers(0, 9, slots).astype(np.int32),
+        hidden_until=rng.integers(2, 5, slots).astype(np.int32),
     )
     state.values[DUMP], state.banned_ids[DUMP], state.hidden_until[DUMP] = 0, VOCAB, 0
     return state
@@ -111,7 +111,7 @@ def steps(rng, kind):
     offsets = np.concatenate([np.arange(len(group)) for group in groups])
     rests = np.concatenate([np.arange(len(group))[::-1] for group in groups])
     rows = [(slots, DUMP), (rng.integers(0, 5, SLOTS + 1)[slots] > 0, 0), (rng.integers(0, 4, SLOTS + 1)[slots] > 0, 0)]
-    rows += [(rng.integers(1, 9, SLOTS + 1)[slots] + offsets, 0), (offsets, 0), (rests, 0)]
+    rows += [(rng.integers(1, 6, SLOTS + 1)[slots] + offsets, 0), (offsets, 0), (rests, 0)]
     own = [np.pad(row, (0, ROWS - len(slots)), constant_values=rest).astype(np.int32) for row, rest in rows]
     drafts = [*own[4:], np.ones(ROWS, np.int32)] if kind == "drafts" else []
     packed = pack_inputs(*map(jnp.asarray, own[:4]), jnp.asarray(parameters), *map(jnp.asarray, drafts))
