@@ -27,7 +27,7 @@ from engine.vocabulary import WHOLE, Vocabulary
 @cache
 def prepare() -> None:
     """Registers the kernels. Raises KernelsUnavailable."""
-    for name in ("sample", "logprobs", "bias", "penalties", "mask", "write_slot"):
+    for name in ("sample", "draw", "logprobs", "bias", "penalties", "mask", "write_slot"):
         register(load(DRAW), f"odriver_{name}")
 
 
@@ -41,6 +41,17 @@ def sample(logits: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary
     parameters = rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, rows.positions
     token_ids: Array = call(logits, *parameters, jax.random.key_data(key))
     return token_ids
+
+
+def draw(
+    logits: Array, inputs: SamplerInputs, last_token: Array, key: Array, vocabulary: Vocabulary = WHOLE
+) -> tuple[Array, Array]:
+    """As ``operations.draw``, but for the dump slot's last token, by what ``sample`` draws."""
+    assert vocabulary.axis is None
+    shapes = jax.ShapeDtypeStruct((logits.shape[0],), np.int32), _shape(last_token)
+    call = jax.ffi.ffi_call("odriver_draw", shapes, input_output_aliases={2: 1})
+    token_ids, last_token = call(logits, inputs.packed, last_token, jax.random.key_data(key))
+    return token_ids, last_token
 
 
 def compute_logprobs(
@@ -109,6 +120,6 @@ def _arrays(fed: Fed) -> tuple[Array, ...]:
 
 
 CPU_SAMPLING = SamplingOperations(
-    sample, compute_logprobs, apply_bias, apply_penalties, mask_logits, write_slot,
+    sample, draw, compute_logprobs, apply_bias, apply_penalties, mask_logits, write_slot,
     has_greedy=False, copies_counts=False,
 )  # fmt: skip

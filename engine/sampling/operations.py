@@ -39,6 +39,15 @@ class Sampler(Protocol):
         """See ``sampler.sample``."""
 
 
+class Draw(Protocol):
+    """``draw``, or what a backend has in its place."""
+
+    def __call__(
+        self, logits: Array, inputs: SamplerInputs, last_token: Array, key: Array, vocabulary: Vocabulary = WHOLE
+    ) -> tuple[Array, Array]:
+        """See ``draw``."""
+
+
 class ComputeLogprobs(Protocol):
     """``compute_logprobs``, or what a backend has in its place."""
 
@@ -73,6 +82,19 @@ class WriteSlot(Protocol):
 
     def __call__(self, state: State, slot: Array, row: State) -> State:
         """See ``write_slot``."""
+
+
+def draw(
+    logits: Array, inputs: SamplerInputs, last_token: Array, key: Array, vocabulary: Vocabulary = WHOLE
+) -> tuple[Array, Array]:
+    """``sampler.sample`` for the rows of a step, and the token that each slot sampled last, i32[slots]."""
+    token_ids = sample(logits, inputs.rows, key, vocabulary)
+    return token_ids, kept(token_ids, inputs, last_token)
+
+
+def kept(token_ids: Array, inputs: SamplerInputs, last_token: Array) -> Array:
+    """The token that each slot sampled last, i32[slots], with i32[rows] that a step samples."""
+    return last_token.at[inputs.slots].set(jnp.maximum(token_ids, 0))  # no NO_TOKEN
 
 
 def apply_bias(
@@ -111,6 +133,7 @@ class SamplingOperations:
     """XLA's by default."""
 
     sample: Sampler = sample
+    draw: Draw = draw
     compute_logprobs: ComputeLogprobs = compute_logprobs
     apply_bias: Change[LogitBias] = apply_bias
     apply_penalties: Change[Penalties] = apply_penalties

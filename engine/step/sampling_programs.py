@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from engine.mesh import COPY, LOGITS, TP, DeviceMesh
 from engine.sampling.logit_bias import neutral_bias
 from engine.sampling.needs import Need
-from engine.sampling.operations import XLA_SAMPLING, Change, Fed, SamplingOperations, State
+from engine.sampling.operations import XLA_SAMPLING, Change, Fed, SamplingOperations, State, kept
 from engine.sampling.penalties import neutral_penalties
 from engine.sampling.sampler import greedy
 from engine.sampling.sampler_inputs import SamplerInputs, num_fields
@@ -128,16 +128,15 @@ class SamplingPrograms:
 
     def _lower_sampler(self, layout: StepLayout, *, draws: bool) -> Lowered:
         def draw(logits: Array, fed: Fed, sampling: Array, key: Array) -> tuple[Array, Fed]:
-            inputs = SamplerInputs.unpack(sampling, self._num_slots)
-            token_ids = (
-                self._operations.sample(logits, inputs.rows, key, self._vocabulary)
-                if draws
-                else greedy(logits, self._vocabulary)
-            )
+            inputs, vocabulary = SamplerInputs.unpack(sampling, self._num_slots), self._vocabulary
             if isinstance(fed, History):
                 assert self._drafter is not None
-                return self._verify(token_ids, inputs, fed, self._drafter)
-            return token_ids, fed.at[inputs.slots].set(jnp.maximum(token_ids, 0))  # no NO_TOKEN
+                sample = partial(self._operations.sample, rows=inputs.rows, key=key) if draws else greedy
+                return self._verify(sample(logits, vocabulary=vocabulary), inputs, fed, self._drafter)
+            if draws:
+                return self._operations.draw(logits, inputs, fed, key, vocabulary)
+            token_ids = greedy(logits, vocabulary)
+            return token_ids, kept(token_ids, inputs, fed)
 
         key = self._mesh.shapes(jax.eval_shape(lambda: jax.random.key(0)))
         on_each = self._mesh.on_each(draw, (LOGITS, COPY, COPY, COPY), COPY)

@@ -146,29 +146,59 @@ int32_t draw(const Row& row, const Parameters& parameters, Key key) {
   return block * kBlock + choose(weights, kBlock, uniform(key, 1));
 }
 
-// (logits f32[rows, vocab], temperature f32[rows], top_k s32[rows], top_p f32[rows], min_p f32[rows], seeds u32[rows],
-// positions s32[rows], key u32[2]) -> tokens s32[rows]
-const char* sample(const Call& call) {
-  const Buffer logits = call.arg(0), seeds = call.arg(5), keys = call.arg(7);
+// What rows ask for, each an array by row.
+struct Asked {
+  const float* temperature;
+  const int32_t* top_k;
+  const float *top_p, *min_p;
+  const uint32_t* seeds;
+  const int32_t* positions;
+};
+
+void draw_rows(const Buffer& logits, const Asked& asked, const Buffer& keys, int32_t* tokens) {
   const int64_t size = logits.dim(1);
   const Key key{static_cast<const uint32_t*>(keys.data())[0], static_cast<const uint32_t*>(keys.data())[1]};
-  int32_t* tokens = static_cast<int32_t*>(call.result(0).data());
   parallel_for(logits.dim(0), [&](int64_t at) {
-    const Parameters parameters{call.arg(1).floats()[at], call.arg(2).ints()[at], call.arg(3).floats()[at],
-                                call.arg(4).floats()[at]};
+    const Parameters parameters{asked.temperature[at], asked.top_k[at], asked.top_p[at], asked.min_p[at]};
     static thread_local std::vector<float> maxima;
     Row row{logits.floats() + at * size, size, 0, parameters.temperature, maxima};
     tokens[at] = find_best(row);
     if (tokens[at] == kNoToken || parameters.temperature < FLT_MIN) return;  // that is greedy
-    const Key of_seed = hash(key, 0, static_cast<const uint32_t*>(seeds.data())[at]);
-    tokens[at] = draw(row, parameters, hash(of_seed, 0, call.arg(6).ints()[at]));
+    const Key of_seed = hash(key, 0, asked.seeds[at]);
+    tokens[at] = draw(row, parameters, hash(of_seed, 0, asked.positions[at]));
   });
+}
+
+// (logits f32[rows, vocab], temperature f32[rows], top_k s32[rows], top_p f32[rows], min_p f32[rows], seeds u32[rows],
+// positions s32[rows], key u32[2]) -> tokens s32[rows]
+const char* sample(const Call& call) {
+  const Asked asked{call.arg(1).floats(), call.arg(2).ints(), call.arg(3).floats(), call.arg(4).floats(),
+                    static_cast<const uint32_t*>(call.arg(5).data()), call.arg(6).ints()};
+  draw_rows(call.arg(0), asked, call.arg(7), static_cast<int32_t*>(call.result(0).data()));
+  return nullptr;
+}
+
+// (logits f32[rows, vocab], inputs s32[fields, rows], the token that each slot sampled last s32[slots], key u32[2]) ->
+// (tokens s32[rows], the same last tokens with these)
+const char* draw_step(const Call& call) {
+  const Buffer inputs = call.arg(1);
+  int32_t *tokens = static_cast<int32_t*>(call.result(0).data()), *last = static_cast<int32_t*>(call.result(1).data());
+  if (last != call.arg(2).data()) return "XLA has copied the last tokens";
+  const int64_t rows = inputs.dim(1);
+  const auto field = [&](Field number) { return inputs.ints() + number * rows; };
+  const auto numbers = [&](Field number) { return inputs.floats() + number * rows; };
+  const Asked asked{numbers(kTemperature), field(kTopK), numbers(kTopP), numbers(kMinP),
+                    reinterpret_cast<const uint32_t*>(field(kSeeds)), field(kPositions)};
+  draw_rows(call.arg(0), asked, call.arg(3), tokens);
+  for (int64_t row = 0; row < rows; ++row)
+    if (field(kSamples)[row] > 0) last[field(kSlots)[row]] = std::max(tokens[row], 0);
   return nullptr;
 }
 
 }  // namespace odriver
 
 ODRIVER_HANDLER(odriver_sample, odriver::sample)
+ODRIVER_HANDLER(odriver_draw, odriver::draw_step)
 ODRIVER_HANDLER(odriver_logprobs, odriver::logprobs)
 ODRIVER_HANDLER(odriver_bias, odriver::bias)
 ODRIVER_HANDLER(odriver_penalties, odriver::penalties)

@@ -12,8 +12,10 @@ namespace odriver {
 
 constexpr int64_t kPiece = 4096;  // tokens of a row that are one task; whole vectors
 
-// Those of SamplerInputs' fields that are read here, by their numbers.
-enum Field : int64_t { kSlots, kSamples, kDecodes, kPositions, kNeeds = 9, kOffsets };
+// SamplerInputs' fields, by their numbers.
+enum Field : int64_t {
+  kSlots, kSamples, kDecodes, kPositions, kTemperature, kTopK, kTopP, kMinP, kSeeds, kNeeds, kOffsets
+};
 
 class StepRows {
  public:

@@ -1,4 +1,4 @@
-"""What a CPU's kernels make of logits before a draw, and of the state of slots, against XLA's operations."""
+"""What a CPU's kernels make of a step's logits, and of the state of slots, against XLA's operations."""
 
 from dataclasses import fields, replace
 from functools import partial
@@ -44,13 +44,18 @@ def in_turn(change, logits, state, packed, fed):
     return change(logits, state, SamplerInputs.unpack(packed, SLOTS + 1), fed)
 
 
-BIAS, PENALTIES, MASK, WRITE = (
+KEY = jax.random.key(3)
+BIAS, PENALTIES, MASK, WRITE, DRAW = (
     [jax.jit(made(getattr(each, name))) for each in (XLA_SAMPLING, CPU_SAMPLING)]
     for name, made in (
         ("apply_bias", lambda change: partial(in_turn, change)),
         ("apply_penalties", lambda change: partial(in_turn, change)),
         ("mask_logits", lambda change: change),
         ("write_slot", lambda change: change),
+        (
+            "draw",
+            lambda draw: lambda logits, packed, fed: draw(logits, SamplerInputs.unpack(packed, SLOTS + 1), fed, KEY),
+        ),
     )
 )
 
@@ -102,7 +107,9 @@ def penalty_state(rng):
 def steps(rng, kind):
     """What a step's rows are told and fed: rows that sample or not, of all needs, of a slot several where they may have drafts."""
     parameters = np.zeros((len(PARAMETERS), SLOTS + 1), np.int32)
-    parameters[list(PARAMETERS).index("needs")] = rng.integers(0, 32, SLOTS + 1)
+    asked = {"temperature": [0, 1, 2], "top_k": [0, 9], "top_p": [1, 0.9], "min_p": [0, 0.01], "seeds": [0, 2**32 - 1]}
+    for number, (name, dtype) in enumerate(PARAMETERS.items()):
+        parameters[number] = rng.choice(asked.get(name, range(32)), SLOTS + 1).astype(dtype).view(np.int32)
     groups, most = [], 1 + DRAFTS if kind == "drafts" else 1
     for slot in rng.permutation(SLOTS)[: rng.integers(1, SLOTS + 1)]:
         size = min(rng.integers(1, most + 1), ROWS - sum(map(len, groups)))
@@ -192,6 +199,18 @@ def test_masks_are_xla_s(seed, vocab):
     np.testing.assert_array_equal(found, right)
 
 
+@given(seed=SEEDS)
+def test_tokens_are_xla_s(seed):
+    """And stay in the slots of rows that sample: 0 where a row's logits are a fault."""
+    rng = np.random.default_rng(seed)
+    logits, (packed, fed) = logits_of(rng), steps(rng, "one token")
+
+    (right, right_last), (found, found_last) = (draw(logits, packed, fed) for draw in DRAW)
+
+    np.testing.assert_array_equal(found, right)
+    np.testing.assert_array_equal(found_last[:DUMP], right_last[:DUMP])
+
+
 @pytest.mark.parametrize("state", [bias_state, penalty_state])
 @pytest.mark.parametrize("slot", [0, 2])
 def test_a_sequence_s_state_is_written_into_its_slot_alone(state, slot):
@@ -208,10 +227,9 @@ def test_state_that_is_not_donated_is_kept():
     """XLA copies it first: whoever has it still sees what it was."""
     rng = np.random.default_rng(0)
     state = as_arrays(penalty_state(rng))
-    before = np.asarray(state.counts).copy()
-    packed, fed = steps(rng, "one token")
+    before, row = np.asarray(state.counts).copy(), jax.tree.map(lambda leaf: leaf[1], penalty_state(rng))
 
-    after, _ = PENALTIES[1](logits_of(rng), state, packed, fed)
+    after = WRITE[1](state, np.int32(0), row)
 
     np.testing.assert_array_equal(state.counts, before)
-    assert (np.asarray(after.counts) != before).any()
+    np.testing.assert_array_equal(after.counts[0], row.counts)
