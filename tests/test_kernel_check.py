@@ -32,7 +32,7 @@ from engine.served_model import served_model
 from engine.step import backend_choice, kernel_check
 from engine.step.backend_choice import xla_backend
 from engine.step.compilation import num_compilations
-from engine.step.kernel_check import EXACT, ROUNDED, experts_fault, product_fault, rows_fault
+from engine.step.kernel_check import EXACT, ROUNDED, experts_fault, product_fault, rows_fault, sampling_fault
 
 FLOAT32, BFLOAT16, INT8 = np.dtype(np.float32), np.dtype(jnp.bfloat16), np.dtype(np.int8)
 HEADS = Heads(4, 2, 16, FLOAT32)
@@ -231,13 +231,14 @@ def test_a_wrong_matrix_product_is_replaced_by_xla(directory, monkeypatch):
     assert served.backend.replaced == ("matrix product",) and not served.backend.skips_padding
 
 
-def test_a_check_makes_one_program_of_what_it_tries():
-    """Every start makes them: what is beside the kernel is numpy's. Attention is tried in two ways."""
+def test_a_check_makes_one_program_of_each_kernel():
+    """Every start makes them: what is beside the kernel is numpy's. Attention's has two, of inputs apart and in one array."""
     before = num_compilations()
 
-    assert error_of(CPUAttention(), AttentionSpec(0.27)) < EXACT and product_fault() is None and rows_fault() is None
+    assert error_of(CPUAttention(), AttentionSpec(0.27)) < EXACT
+    assert [product_fault(), rows_fault(), sampling_fault()] == [None] * 3
 
-    assert num_compilations() == before + 2 + 1 + 1
+    assert num_compilations() == before + 5
 
 
 @pytest.mark.parametrize("wrong", range(3))
