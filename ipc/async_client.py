@@ -11,19 +11,21 @@ aborts it.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from ipc.base_client import Answer, BaseClient, BaseStream, expected
-from ipc.connection.call import Call, Outcome, Put
+from ipc.connection.call import Call, Interrupted, Outcome, Put
 from ipc.control_client import ControlClient
 from ipc.wire.completion import Completion, Piece, whole
 from ipc.wire.messages import AdaptersReply, Done, ListAdapters, TokenizerInfo, TokenizerInfoReply, Welcome
 
 Outcomes = asyncio.Queue[Outcome]
+Successor = Callable[[Interrupted], Awaitable["AsyncClient"]]
+"""The client that goes on with an interrupted completion; raises the OdriverError that ends it where there is none."""
 
 
 class AsyncClient(BaseClient["AsyncStream"]):
@@ -40,6 +42,7 @@ class AsyncClient(BaseClient["AsyncStream"]):
 
     def _start(self) -> None:
         self._loop_queues: dict[asyncio.AbstractEventLoop, _LoopQueue] = {}
+        self._successor: Successor | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -93,8 +96,11 @@ class AsyncClient(BaseClient["AsyncStream"]):
 
     def _stream(self, **question: Any) -> "AsyncStream":
         outcomes, put = self._new_queue()
-        call = self._connection.generate(put, user=self._user, **question)
-        return AsyncStream(self, self._connection, call, outcomes)
+        is_handed_back = self._successor is not None
+        call = self._connection.generate(put, user=self._user, is_handed_back=is_handed_back, **question)
+        stream = AsyncStream(self, self._connection, call, outcomes)
+        stream._successor = self._successor
+        return stream
 
     async def _answer(self, ask: Callable[[Put], Call], kind: type[Answer]) -> Answer:
         """Send a request and return its answer; raises the OdriverError that comes instead. It is aborted if the task is
@@ -117,8 +123,18 @@ class AsyncClient(BaseClient["AsyncStream"]):
         return outcomes, partial(loop_queue.put, outcomes)
 
 
+def succeeded(client: AsyncClient, successor: Successor) -> AsyncClient:
+    """A client over the same connection, which resumes, whose interrupted completions do not wait in it: another
+    client may go on with them."""
+    other = client.on_behalf_of(client._user)
+    other._successor = successor
+    return other
+
+
 class AsyncStream(BaseStream[Outcomes]):
     """The pieces of one completion as they come, for one task to iterate over once."""
+
+    _successor: Successor | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -133,13 +149,26 @@ class AsyncStream(BaseStream[Outcomes]):
             raise StopAsyncIteration
         self._connection.check_process()
         try:
-            piece = self._taken(await self._outcomes.get())
+            outcome = await self._outcomes.get()
+            while isinstance(outcome, Interrupted):
+                await self._go_on(outcome)
+                outcome = await self._outcomes.get()
+            piece = self._taken(outcome)
         except asyncio.CancelledError:
             self._abort()
             raise
         if piece is None:
             raise StopAsyncIteration
         return piece
+
+    async def _go_on(self, interrupted: Interrupted) -> None:
+        """Have another client go on, or the same; nobody has the request meanwhile."""
+        assert self._successor is not None
+        self._ended = True
+        client = await self._successor(interrupted)
+        self._client, self._connection, self._successor = client, client._connection, client._successor
+        self._call = self._connection.go_on(interrupted, self._call.put)
+        self._ended = False
 
     async def close(self) -> None:
         """Abort the request if it has not ended; nothing more comes."""

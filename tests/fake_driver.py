@@ -26,6 +26,7 @@ from driver.request import (
 from engine.adapters.adapter import Adapter
 from engine.hub.roots import Root
 from engine.live.weight_source import WeightSource
+from engine.metrics.engine_stats import FIRST_VERSION
 from engine.request_limits import MAX_MESSAGE_BYTES, ServingLimits
 from ipc.process.logs import set_level
 from ipc.server.driver_protocol import Driver
@@ -48,6 +49,7 @@ class FakeStatus(msgspec.Struct):
     state: str
     seconds_since_progress: float
     stages: dict[str, float]
+    weight_version: int = FIRST_VERSION
 
 
 class FakeDriver:
@@ -67,6 +69,8 @@ class FakeDriver:
         self.state = "serving"
         self.weight_versions: list[tuple[int, int]] = []
         """Of each answer."""
+        self.weight_version = FIRST_VERSION
+        """As its status tells it."""
         self.updates: list[tuple[WeightSource, UpdateMode, bool, str]] = []
         self.seconds_since_progress = 0.0
         self.adapters = AdapterRegistry(8, ("parrot",), lambda _: None)
@@ -181,7 +185,7 @@ class FakeDriver:
         channel.put(ReturnSample(request_id=request_id, text=state, finish_reason="stop", usage=Usage(0, 0)))
 
     def status(self) -> msgspec.Struct:
-        return FakeStatus(len(self.open), self.state, self.seconds_since_progress, self.stages())
+        return FakeStatus(len(self.open), self.state, self.seconds_since_progress, self.stages(), self.weight_version)
 
     def stages(self) -> dict[str, float]:
         return {"prepare": 0.0, "execution": self.seconds_since_progress}

@@ -88,6 +88,7 @@ def test_many_tasks_share_a_client(address: str) -> None:
         "open_requests": 0,
         "state": "serving",
         "seconds_since_progress": 0.0,
+        "weight_version": 1,
         "stages": {"prepare": 0.0, "execution": 0.0, "sockets": 0.0, "control": 0.0},
     }
 

@@ -323,6 +323,7 @@ def test_status_as_json_is_the_dict(address: str) -> None:
         "open_requests": 0,
         "state": "serving",
         "seconds_since_progress": 0.0,
+        "weight_version": 1,
         "stages": {"prepare": 0.0, "execution": 0.0, "sockets": 0.0, "control": 0.0},
     }
 

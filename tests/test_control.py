@@ -95,7 +95,7 @@ def test_status_is_the_drivers_and_the_sockets(address: str) -> None:
     assert reply == StatusReply(
         "s",
         {
-            "model": "parrot", "clients": 0, "open_requests": 0, "state": "serving", "seconds_since_progress": 0.0,
+            "model": "parrot", "clients": 0, "open_requests": 0, "state": "serving", "seconds_since_progress": 0.0, "weight_version": 1,
             "stages": {"prepare": 0.0, "execution": 0.0, "sockets": 0.0, "control": 0.0},
         },
     )  # fmt: skip

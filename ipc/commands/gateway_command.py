@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume-timeout",
         type=seconds,
         metavar="SECONDS",
-        help="how long open requests wait for a daemon that went away, to be resumed when it is back "
+        help="how long open requests of a daemon that went away wait to be resumed, by it or by another replica "
         f"(default: {RESUME_TIMEOUT:g})",
     )
     add("--host", metavar="HOST", help=f"address to serve at (default: {HOST})")

@@ -1,6 +1,7 @@
 """One question to the daemon, and where what comes back goes."""
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,14 +27,27 @@ from ipc.wire.messages import (
 SingleQuestion = Tokenize | Detokenize | TokenizerInfo | ListAdapters
 """A request that has a single answer."""
 
-Outcome = Token | Done | TokenizerInfoReply | AdaptersReply | Welcome | OdriverError | None
-"""An answer, an error instead, or None after an abort."""
+
+class Interrupted(NamedTuple):
+    """A completion that its connection has handed back: another one, or the same, can go on with it."""
+
+    resumption: Resumption
+    why: OdriverError
+    deadline: float
+    """When to give up, on the clock of ``time.monotonic``."""
+    failure: ConnectionLost | None
+    """The error then; None where the daemon has turned away what was new to it, and ``why`` is the error."""
+
+
+Outcome = Token | Done | TokenizerInfoReply | AdaptersReply | Welcome | Interrupted | OdriverError | None
+"""An answer, what interrupted it, an error instead, or None after an abort."""
 Put = Callable[[Outcome], None]
 """Takes an outcome, on any thread, without waiting or raising."""
 
 
 class Call:
-    """Its outcomes come in order; the last is an answer that ends it, an error, or None."""
+    """Its outcomes come in order; the last is an answer that ends it, an error, None, or Interrupted
+    where it ``is_handed_back`` instead of waiting in its connection to be resumed."""
 
     def __init__(
         self,
@@ -43,6 +57,8 @@ class Call:
         deadline: float,
         unread: Unread | None = None,
         resumption: Resumption | None = None,
+        *,
+        is_handed_back: bool = False,
     ) -> None:
         self.request_id = request_id
         self.frame = frame
@@ -58,9 +74,13 @@ class Call:
         answer."""
         self.num_taken = 0
         """Pieces of it that have been taken; its reader alone counts."""
-        self._resume_timeout = 0.0
+        self.interruption: ConnectionLost | None = None
+        """The error if it is not resumed in time; None if it was not interrupted."""
         self.resumption = resumption
         """How to resume it after a lost connection; None if it is not to be."""
+        self.is_handed_back = is_handed_back
+        self.handed_over: Interrupted | None = None
+        """What it goes on with; None for a new one."""
 
     def problem(self, welcome: Welcome) -> OdriverError | None:
         """Why it cannot be sent to this daemon; None if it can."""
@@ -71,24 +91,35 @@ class Call:
         return ResumeFailed(mismatch) if mismatch else None
 
     def lose(self, why: OdriverError, now: float, resume_timeout: float) -> bool:
-        """End it with the error, or prepare it to be sent again; returns whether it is to be
-        resumed."""
+        """End it with the error, or hand it back, or prepare it to be sent again; returns whether it
+        is to be resumed."""
         if self.resumption is None:
             self.put(why)
+            return False
+        if self.is_handed_back and self.resumption.is_turned_away(why):
+            self.put(Interrupted(self.resumption, why, self.deadline, None))
             return False
         if not self.resumption.outlasts(why):
             self.put(self.resumption.verdict(why))
             return False
         try:
-            rest = self.resumption.rest(now)
+            rest = self.resumption.rest(now, self.request_id)
         except MessageError as error:  # as the daemon would have said, had it been there
             self.put(RequestFailed("invalid_request", str(error)))
             return False
-        self._resume_timeout = resume_timeout
         self.deadline = self.resumption.interrupt(why, now) + resume_timeout
-        self.not_before = now + self.resumption.delay()
-        self.frame = encode(rest)
+        self.interruption = ConnectionLost(f"{why}; within {resume_timeout:g} s it could not be resumed")
+        if self.is_handed_back:
+            self.put(Interrupted(self.resumption, why, self.deadline, self.interruption))
+        else:
+            self.not_before = now + self.resumption.delay()
+            self.frame = encode(rest)
         return True
+
+    def hand_back(self, why: ConnectionLost) -> None:
+        """There is no daemon to send it to: another connection may go on with it, as this one was to."""
+        assert self.handed_over is not None
+        self.put(self.handed_over._replace(why=why))
 
     def postpone(self, now: float) -> bool:
         """Have it wait for a later attempt to connect; False if it is not to be resumed."""
@@ -96,12 +127,6 @@ class Call:
             return False
         self.connect_at = now + self.resumption.delay()
         return True
-
-    @property
-    def interruption(self) -> ConnectionLost | None:
-        """The error if it is not resumed in time; None if it was not interrupted."""
-        why = self.resumption and self.resumption.why
-        return ConnectionLost(f"{why}; within {self._resume_timeout:g} s it could not be resumed") if why else None
 
 
 def request_frame(message: Generate | SingleQuestion) -> bytes:

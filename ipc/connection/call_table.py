@@ -111,11 +111,13 @@ class CallTable:
             call.put(call.interruption or failure())
 
     def lose(self, why: str, now: float) -> None:
-        """The connection is lost: what was open ends, or waits to be resumed."""
-        for call in self._open.values():
-            self._lose(call, ConnectionLost(why), now)
+        """The connection is lost: what was open ends, or waits to be resumed, here or elsewhere."""
+        resumed = [call for call in self._open.values() if self._lose(call, ConnectionLost(why), now)]
         self._open.clear()
-        self._warn_of_waiting(why)
+        self._warn_of_waiting(why, resumed)
+        for call in [call for call in self._waiting.values() if call.handed_over is not None]:
+            del self._waiting[call.request_id]
+            call.hand_back(ConnectionLost(why))
 
     def fail_waiting(self, error: OdriverError) -> None:
         """End what waits."""
@@ -157,20 +159,21 @@ class CallTable:
         self._send(encode(Credit(request_id, count)))
 
     def _refused(self, call: Call, error: RequestFailed, now: float) -> None:
-        waits = self._lose(call, error, now)
-        if waits and self._refused_by is not self._welcome:  # warn once per connection
+        is_resumed = self._lose(call, error, now)
+        if is_resumed and self._refused_by is not self._welcome:  # warn once per connection
             self._refused_by = self._welcome
-            self._warn_of_waiting(str(error))
+            self._warn_of_waiting(str(error), [call])
 
     def _lose(self, call: Call, why: OdriverError, now: float) -> bool:
-        """End a call, or keep it for resumption; returns whether it is kept."""
-        is_kept = call.lose(why, now, self._resume_timeout or 0.0)
-        if is_kept:
+        """End a call, hand it back, or keep it for resumption; returns whether it is to be resumed."""
+        is_resumed = call.lose(why, now, self._resume_timeout or 0.0)
+        if is_resumed and not call.is_handed_back:
             self._waiting[call.request_id] = call
-        return is_kept
+        return is_resumed
 
-    def _warn_of_waiting(self, why: str) -> None:
-        if waiting := self._num_interrupted():
+    def _warn_of_waiting(self, why: str, lost: list[Call]) -> None:
+        """Of those that wait here, and those just lost that are handed back."""
+        if waiting := self._num_interrupted() + sum(call.is_handed_back for call in lost):
             logger.warning("%s: %d requests wait up to %g s to be resumed", why, waiting, self._resume_timeout)
 
     def _num_interrupted(self) -> int:

@@ -74,6 +74,13 @@ class Resumption:
         self._come_again = 0
         """Log-probabilities of the prompt that are known and will come again."""
 
+    @property
+    def weight_version(self) -> int | None:
+        """That of the weights that made its last tokens; None before there are any."""
+        if not any(self._token_ids.values()):
+            return None
+        return max((pairs[-1][0] for pairs in self._versions.values() if pairs), default=FIRST_VERSION)
+
     def take(self, answer: Token | Done) -> Token | Done | None:
         """The new part of a message; None if nothing is new, as in the repeated end of a
         sample."""
@@ -95,11 +102,18 @@ class Resumption:
         self._num_prompt_logprobs += len(answer.prompt_logprobs)
         return answer
 
+    def is_turned_away(self, error: OdriverError) -> bool:
+        """Whether it is a new request, for which a daemon that takes nothing new is not waited for."""
+        resting = isinstance(error, RequestFailed) and error.code in RESTING
+        return resting and not self._holds_new and self._interrupted_at is None
+
     def outlasts(self, error: OdriverError) -> bool:
         """Whether to retry after this error: it is no answer yet, nor caused by the request."""
         if not isinstance(error, RequestFailed):
             return self._losses + 1 < MAX_LOSSES
-        if error.code in FULL or (error.code in RESTING and not self._holds_new):
+        if self.is_turned_away(error):
+            return False
+        if error.code in FULL:
             return self._interrupted_at is not None
         if error.code == NOT_LOADED:
             return self._interrupted_at is not None and self._enable_lora
@@ -129,11 +143,11 @@ class Resumption:
         hint = self.why.retry_after_s if isinstance(self.why, RequestFailed) else None
         return (hint or 0.0) + longest * random.uniform(0.5, 1)
 
-    def rest(self, now: float) -> ClientMessage:
+    def rest(self, now: float, request_id: str) -> ClientMessage:
         """The request for the part that has not arrived."""
         request = decode_client_message(self._frame)
         if isinstance(request, Generate | Tokenize | Detokenize):
-            request = msgspec.structs.replace(request, model=self._adapter)
+            request = msgspec.structs.replace(request, request_id=request_id, model=self._adapter)
         if not isinstance(request, Generate):
             return request
         params, token_ids = request.params, []

@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 import zmq
 
-from ipc.connection.call import Call, Put, SingleQuestion, request_frame
+from ipc.connection.call import Call, Interrupted, Put, SingleQuestion, request_frame
 from ipc.connection.call_table import CallTable
 from ipc.connection.read_ahead import CREDIT_STEP, Unread
 from ipc.connection.retry import Resumption, with_seed
 from ipc.connection.session import Session, check_process, started_context
 from ipc.errors import ConnectFailed, ConnectionLost
 from ipc.wire.bell import Bell
+from ipc.wire.codec import encode
 from ipc.wire.completion import Message
 from ipc.wire.keys import ClientKey
 from ipc.wire.messages import Detokenize, Generate, ListAdapters, Tokenize, Welcome
@@ -35,7 +36,8 @@ class Connection:
     calls that were open then have failed. With a ``resume_timeout``, completions do not fail: they
     wait that many seconds for a daemon, which then resumes them; so do questions to the tokenizer,
     which the daemon answers. Unless it ``holds_new`` completions, those that a daemon refuses as it drains or sleeps
-    fail. No method blocks but ``close``.
+    fail. Those that are handed back do neither: whoever asked has any connection go on with them. No method blocks but
+    ``close``.
 
     The daemon gets credit for messages that arrive and, once MAX_READ_AHEAD_BYTES are untaken,
     only for those that are ``taken``.
@@ -115,6 +117,7 @@ class Connection:
         user: str = "",
         traceparent: str = "",
         model: str = "",
+        is_handed_back: bool = False,
     ) -> Call:
         """Send a completion request. Tokens are put, then Done; take each, or abort the call."""
         request_id = self._new_request_id()
@@ -135,7 +138,19 @@ class Connection:
         # Streamed in any case, as what has come need not come again.
         frame = request_frame(msgspec.structs.replace(generate, params=with_seed(params), stream=True))
         resumption = Resumption(frame, time.monotonic(), model, holds_new=self._holds_new)
-        return self._call(request_id, frame, put, Unread(request_id), resumption)
+        return self._call(request_id, frame, put, Unread(request_id), resumption, is_handed_back=is_handed_back)
+
+    def go_on(self, interrupted: Interrupted, put: Put) -> Call:
+        """Send the rest of a completion that this connection or another one has handed back; otherwise as
+        ``generate``."""
+        self.check_process()
+        resumption, request_id, now = interrupted.resumption, self._new_request_id(), time.monotonic()
+        frame = encode(resumption.rest(now, request_id))
+        deadline = max(interrupted.deadline, now + self._timeout)  # its reader may have come late
+        call = Call(request_id, frame, put, deadline, Unread(request_id), resumption, is_handed_back=True)
+        call.interruption, call.handed_over = interrupted.failure, interrupted
+        call.not_before = now if interrupted.failure is None else now + resumption.delay()
+        return self._begin(call)
 
     def ask(self, put: Put, message_of: Callable[[str], SingleQuestion]) -> Call:
         """Send a request that has a single answer, made with the request id; the answer is put."""
@@ -158,14 +173,19 @@ class Connection:
         put: Put,
         unread: Unread | None = None,
         resumption: Resumption | None = None,
+        *,
+        is_handed_back: bool = False,
     ) -> Call:
         self.check_process()
         patience = self._timeout
         # Like earlier calls, a call that can resume waits for the daemon to return.
         if resumption is not None and self._welcome is not None:
             patience = self._resume_timeout or 0.0
-        call = Call(request_id, frame, put, time.monotonic() + patience, unread, resumption)
-        self._inbox.append(partial(self._calls.begin, call))
+        deadline = time.monotonic() + patience
+        return self._begin(Call(request_id, frame, put, deadline, unread, resumption, is_handed_back=is_handed_back))
+
+    def _begin(self, call: Call) -> Call:
+        self._inbox.append(partial(self._take_up, call))
         self._bell.ring()
         if self._ended:  # perhaps too late for the thread to have found it
             call.put(ConnectionLost("this client is closed"))
@@ -218,6 +238,13 @@ class Connection:
             self._attend(self._session, time.monotonic())
         else:
             self._calls.give_up(now, lambda: self._refusal)
+
+    def _take_up(self, call: Call) -> None:
+        is_welcome = self._session is not None and self._session.welcome is not None
+        if call.handed_over is None or is_welcome:
+            self._calls.begin(call)
+        else:
+            call.hand_back(ConnectionLost(f"the daemon at {self._address} went away"))
 
     def _patience(self) -> int | None:
         """Milliseconds until there is work that neither socket nor bell announces."""

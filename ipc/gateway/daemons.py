@@ -8,17 +8,13 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary
-
-from starlette.requests import Request
 
 from engine.request_limits import MAX_MODEL_LENGTH
 from ipc.async_client import AsyncClient
 from ipc.errors import ConnectFailed, ConnectionLost, DaemonStarting, RequestFailed
-from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.access.callers import Caller
-from ipc.gateway.access.peer_addresses import peer_of_request
 from ipc.gateway.output.dialect import Dialect, dialect_of
 from ipc.openai.question import BodyError
 from ipc.openai.translation import check_model
@@ -167,13 +163,19 @@ class RemoteDaemon:
                 except RequestFailed:  # its status is not for this gateway: the next request shows
                     return
 
-    def seek(self) -> None:
-        """Connect to it, unless it is connected, retrying until it is there."""
-        if self.client.is_connected or (self._returning is not None and not self._returning.done()):
-            return
-        if self.models:
-            self._trouble = ConnectFailed.nobody(self.address)
-        self._returning = asyncio.create_task(self._return())
+    def seek(self) -> asyncio.Task[None] | None:
+        """Connect to it, retrying until it is there; what ends then, None where it is connected."""
+        if self.client.is_connected:
+            return None
+        if self._returning is None or self._returning.done():
+            if self.models:
+                self._trouble = ConnectFailed.nobody(self.address)
+            self._returning = asyncio.create_task(self._return())
+        return self._returning
+
+    def obstacle(self) -> asyncio.Task[None] | None:
+        """What ends when it may be there and take requests again; None where it does."""
+        return self.seek() or (self._resting if self.rests else None)
 
     async def _return(self) -> None:
         told = ""
@@ -189,14 +191,6 @@ class RemoteDaemon:
                 logger.info("connected to %s, which serves %s", self.address, self.model)
                 self._trouble = None
                 return
-
-
-class Reached(NamedTuple):
-    """A daemon and the connection for one caller, or for one peer where callers share it, whose
-    requests name the adapter that is asked for."""
-
-    daemon: RemoteDaemon
-    client: AsyncClient
 
 
 class Daemons:
@@ -266,7 +260,7 @@ class Daemons:
         self.seek()
         known = _serving(self._daemons, model)
         if there := [daemon for daemon in known if daemon.client.is_connected]:
-            return self._next(there)
+            return self.next_of(there)
         can_tell = bool(known or model)
         found = await self._connected(known, lambda daemon: can_tell and bool(_serving([daemon], model)))
         for daemon in _serving(found, model):
@@ -276,12 +270,12 @@ class Daemons:
                 raise ConnectFailed(str(daemon.trouble or ConnectFailed.nobody(daemon.address)))
         having = [] if not model or len(model) > MAX_MODEL_LENGTH else await _with_adapter(found, model, caller)
         if having:
-            return self._next(having)
+            return self.next_of(having)
         served = [name for daemon in found for name in daemon.models]
         check_model(model, served)
         raise BodyError(f"say which model: {' and '.join(dict.fromkeys(served))} are served here", "model")
 
-    def _next(self, able: list[RemoteDaemon]) -> RemoteDaemon:
+    def next_of(self, able: list[RemoteDaemon]) -> RemoteDaemon:
         """The one whose turn it is, of those that do not rest if there are any."""
         having = tuple(daemon for daemon in able if not daemon.rests) or tuple(able)
         return having[next(self._turns[having]) % len(having)]
@@ -317,16 +311,3 @@ async def _answers(
     if not answers and isinstance(outcomes[0], BaseException):
         raise outcomes[0]
     return answers
-
-
-async def daemon_for(request: Request, model: str | None) -> Reached:
-    """The daemon for a request; an empty name is none, as in vLLM. Raises as ``Daemons.serving``, and for a refused
-    key."""
-    daemons: Daemons = request.app.state.daemons
-    caller, model = caller_of(request), model or None
-    request.state.daemon = daemon = await daemons.serving(model, caller)
-    client = daemon.client_of(caller)
-    if client is not daemon.client:
-        await client.connect()
-    client = client.on_behalf_of(caller.name or peer_of_request(request))
-    return Reached(daemon, client.of_model(client.welcome.adapter_of(model)))

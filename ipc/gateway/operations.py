@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from ipc.gateway.endpoints import chat_completions, completions, health, metrics, models, responses, tokens
 from ipc.gateway.endpoints.chat_chunks import ChatChunk
+from ipc.gateway.endpoints.refused import refuse_embeddings
 from ipc.gateway.operators import lora_adapters, sleeping, weights
 from ipc.gateway.operators.operator_commands import MODEL
-from ipc.gateway.refused import refuse_embeddings
 from ipc.gateway.responses_api.response_requests import ResponseRequest
 from ipc.openai.answer_bodies import ChatCompletion, TextCompletion
 from ipc.openai.request_bodies import ChatCompletionRequest, CompletionRequest

@@ -11,12 +11,12 @@ from ipc.gateway.access.memory_limit import held_by
 from ipc.gateway.answers import encoded, json_answer
 from ipc.gateway.asking import Answer, ask, prompt_token_ids, shown_prompt
 from ipc.gateway.bodies import read
-from ipc.gateway.daemons import daemon_for
 from ipc.gateway.disconnect import unless_disconnected
 from ipc.gateway.endpoints.answering import answering_of
 from ipc.gateway.endpoints.chat_chunks import ChatChunks
 from ipc.gateway.endpoints.stream_usage import StreamUsage
 from ipc.gateway.event_stream import EventStream, event
+from ipc.gateway.replicas import daemon_for
 from ipc.gateway.request_id import request_id_of, traceparent_of
 from ipc.gateway.streams import gathered
 from ipc.openai.answer_bodies import chat_completion

@@ -14,12 +14,12 @@ from ipc.gateway.access.memory_limit import held_by
 from ipc.gateway.answers import encoded, json_answer
 from ipc.gateway.asking import Answer, ask, prompt_token_ids, shown_prompt, tokenized
 from ipc.gateway.bodies import read
-from ipc.gateway.daemons import daemon_for
 from ipc.gateway.disconnect import unless_disconnected
 from ipc.gateway.endpoints.echo import Echo, echoed
 from ipc.gateway.endpoints.stream_usage import StreamUsage
 from ipc.gateway.endpoints.text_chunks import TextChunks
 from ipc.gateway.event_stream import EventStream, event
+from ipc.gateway.replicas import daemon_for
 from ipc.gateway.request_id import request_id_of, traceparent_of
 from ipc.gateway.streams import gathered, merged
 from ipc.openai.answer_bodies import TextCompletion, text_completion, total, usage

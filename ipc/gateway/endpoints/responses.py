@@ -13,10 +13,10 @@ from ipc.gateway.access.memory_limit import HeldMemory, held_by
 from ipc.gateway.answers import json_answer
 from ipc.gateway.asking import Answer, ask
 from ipc.gateway.bodies import read
-from ipc.gateway.daemons import daemon_for
 from ipc.gateway.disconnect import unless_disconnected
 from ipc.gateway.endpoints.answering import answering_of
 from ipc.gateway.event_stream import EventStream
+from ipc.gateway.replicas import daemon_for
 from ipc.gateway.request_id import request_id_of, traceparent_of
 from ipc.gateway.responses_api.response_answers import ResponseAnswer, ResponseObject
 from ipc.gateway.responses_api.response_items import Event, ResponseEvent

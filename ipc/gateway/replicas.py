@@ -1,0 +1,120 @@
+"""The daemon that a request is asked of, and the replicas that go on with it where that one goes away."""
+
+import asyncio
+import logging
+import time
+from functools import partial
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+
+from ipc.async_client import AsyncClient, succeeded
+from ipc.connection.call import Interrupted
+from ipc.connection.retry import RESTING
+from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed
+from ipc.gateway.access.authentication import caller_of
+from ipc.gateway.access.callers import Caller
+from ipc.gateway.access.peer_addresses import peer_of_request
+from ipc.gateway.daemons import RETRY_INTERVAL, Daemons, RemoteDaemon
+from ipc.wire.messages import Welcome
+
+logger = logging.getLogger(__name__)
+
+
+class Reached(NamedTuple):
+    """A daemon and the connection for one caller, or for one peer where callers share it, whose
+    requests name the adapter that is asked for, and go on at another replica where that daemon goes away."""
+
+    daemon: RemoteDaemon
+    client: AsyncClient
+
+
+async def daemon_for(request: Request, model: str | None) -> Reached:
+    """The daemon for a request; an empty name is none, as in vLLM. Raises as ``Daemons.serving``, and for a refused
+    key."""
+    daemons: Daemons = request.app.state.daemons
+    caller, model = caller_of(request), model or None
+    request.state.daemon = daemon = await daemons.serving(model, caller)
+    client = daemon.client_of(caller)
+    if client is not daemon.client:
+        await client.connect()
+    adapter = client.welcome.adapter_of(model)
+    going_on = _GoingOn(daemons, client.welcome, caller, adapter)
+    client = client.on_behalf_of(caller.name or peer_of_request(request)).of_model(adapter)
+    return Reached(daemon, succeeded(client, partial(going_on.successor, daemon)))
+
+
+class _GoingOn(NamedTuple):
+    """How the completions of a request go on that began at a daemon of this welcome."""
+
+    daemons: Daemons
+    welcome: Welcome
+    caller: Caller
+    adapter: str
+
+    async def successor(self, last: RemoteDaemon, interrupted: Interrupted) -> AsyncClient:
+        """The connection for what the last daemon interrupted; raises the error where there is none in time."""
+        if isinstance(interrupted.why, RequestFailed) and interrupted.why.code in RESTING:
+            last.spare()
+        daemon = await self._next(last, interrupted)
+        if daemon is not last:
+            logger.info("%s: a request goes on at %s", interrupted.why, daemon.address)
+        return succeeded(daemon.client_of(self.caller), partial(self.successor, daemon))
+
+    async def _next(self, last: RemoteDaemon, interrupted: Interrupted) -> RemoteDaemon:
+        """Another replica that takes requests, the last daemon where it does, or whichever does so first."""
+        while True:
+            obstacles = {daemon: daemon.obstacle() for daemon in self.daemons}
+            replicas = [daemon for daemon in self.daemons if self._is_replica(daemon)] or [last]
+            free = [daemon for daemon in replicas if obstacles[daemon] is None]
+            if others := [
+                daemon for daemon in free if daemon is not last and await self._can_go_on(daemon, interrupted)
+            ]:
+                return self.daemons.next_of(others)
+            if interrupted.failure is None:
+                raise interrupted.why
+            if last in free and await self._connects(last):
+                return last
+            seconds = min(RETRY_INTERVAL, interrupted.deadline - time.monotonic())
+            if seconds <= 0:
+                raise interrupted.failure
+            pause = asyncio.create_task(asyncio.sleep(seconds))
+            pending = [obstacle for obstacle in obstacles.values() if obstacle is not None]
+            for ended in (await asyncio.wait([pause, *pending], return_when=asyncio.FIRST_COMPLETED))[0]:
+                ended.result()
+
+    def _is_replica(self, daemon: RemoteDaemon) -> bool:
+        """Whether it answers as the first does, by what it last said in its welcome."""
+        return bool(daemon.models) and _served(daemon.client.welcome) == _served(self.welcome)
+
+    async def _can_go_on(self, daemon: RemoteDaemon, interrupted: Interrupted) -> bool:
+        """Whether the caller can be connected to it, and it has the adapter and the weights that made the last tokens."""
+        if not await self._connects(daemon):
+            return False
+        try:
+            if self.adapter and self.adapter not in [row["name"] for row in await daemon.adapters(self.caller)]:
+                return False
+            return await _has_weights(daemon, interrupted.resumption.weight_version)
+        except (ConnectFailed, ConnectionLost):
+            return False
+
+    async def _connects(self, daemon: RemoteDaemon) -> bool:
+        try:
+            await daemon.client_of(self.caller).connect()
+        except ConnectFailed:
+            return False
+        return True
+
+
+async def _has_weights(daemon: RemoteDaemon, version: int | None) -> bool:
+    """Whether it serves those of this version, None for any; so it is taken to where its status is not for this
+    gateway, which then does not update it either."""
+    try:
+        return version is None or (await daemon.status())["weight_version"] == version
+    except RequestFailed:
+        return True
+
+
+def _served(welcome: Welcome) -> tuple[str, int, int, dict[str, Any]]:
+    """What decides an answer, of what a daemon says of itself."""
+    return welcome.model, welcome.vocab_size, welcome.max_model_len, welcome.default_sampling_params
