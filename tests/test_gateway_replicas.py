@@ -18,6 +18,7 @@ from driver.errors import Overloaded
 from driver.odriver import oDriver
 from driver.request import ActiveRequest
 from engine.adapters.adapter import Adapter
+from ipc.async_client import AsyncClient
 from ipc.connection import retry
 from ipc.gateway import daemons
 from ipc.gateway.access.callers import Callers
@@ -267,12 +268,28 @@ def test_a_replica_that_has_too_much_to_do_is_asked_until_it_takes_it(replicas: 
         assert reason(lines) == "length"
 
 
-def test_a_named_caller_goes_on_over_a_connection_of_its_own(replicas: list[RemoteDaemon], tmp_path: Path) -> None:
-    """There too the daemon tells it from others."""
+def test_a_replica_that_never_takes_it_is_not_asked_for_ever(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The error is that of a request which nobody goes on with in time."""
+    replicas = build_replicas(tmp_path_factory, 0.1)
+    with pair(replicas) as both, begun(both.http, both.first) as (_, lines):
+        both.second.refusal = Overloaded("too many wait")
+        both.end_first()
+
+        assert "too many wait; within 0.1 s it could not be resumed" in told(lines)[-1]["error"]["message"]
+
+
+@pytest.fixture
+def api_keys(tmp_path: Path) -> Path:
+    """A file with a caller."""
     path = tmp_path / "api-keys.toml"
     path.write_text('[alice]\napi_key = "sk-alice-0123456789"\n')
     path.chmod(0o600)
-    with pair(replicas, Callers(path)) as both:
+    return path
+
+
+def test_a_named_caller_goes_on_over_a_connection_of_its_own(replicas: list[RemoteDaemon], api_keys: Path) -> None:
+    """There too the daemon tells it from others."""
+    with pair(replicas, Callers(api_keys)) as both:
         both.http.headers["Authorization"] = "Bearer sk-alice-0123456789"
         with begun(both.http, both.first) as (asked, lines):
             both.end_first()
@@ -280,6 +297,23 @@ def test_a_named_caller_goes_on_over_a_connection_of_its_own(replicas: list[Remo
             assert reason(lines) == "length"
 
         assert (resumed.user, resumed.params) == (asked.user, asked.params)
+
+
+def test_a_caller_whom_one_replica_does_not_connect_asks_another(
+    replicas: list[RemoteDaemon], api_keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is none, the first one's error is the answer."""
+    with pair(replicas, Callers(api_keys)) as both:
+        both.http.headers["Authorization"] = "Bearer sk-alice-0123456789"
+        asked = {"prompt": "x", "model": "parrot"}
+        nobody = AsyncClient(f"{replicas[0].address}.no", timeout=0.01)
+        monkeypatch.setattr(replicas[0], "client_of", lambda _: nobody)
+        assert [both.http.post(TEXT, json=asked).status_code for _ in range(2)] == [200, 200]
+        both.end_second()
+        until(lambda: not replicas[1].client.is_connected)
+
+        assert "no daemon answers at" in both.http.post(TEXT, json=asked).json()["error"]["message"]
+    assert len(both.second.submitted) == 2
 
 
 def test_replicas_come_and_go_and_every_text_is_whole(

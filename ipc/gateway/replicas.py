@@ -10,8 +10,8 @@ from starlette.requests import Request
 
 from ipc.async_client import AsyncClient, succeeded
 from ipc.connection.call import Interrupted
-from ipc.connection.retry import RESTING
-from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed
+from ipc.connection.retry import GOING, RESTING
+from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed
 from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.access.callers import Caller
 from ipc.gateway.access.peer_addresses import peer_of_request
@@ -34,13 +34,19 @@ async def daemon_for(request: Request, model: str | None) -> Reached:
     key."""
     daemons: Daemons = request.app.state.daemons
     caller, model = caller_of(request), model or None
-    request.state.daemon = daemon = await daemons.serving(model, caller)
-    client = daemon.client_of(caller)
-    if client is not daemon.client:
-        await client.connect()
-    adapter = client.welcome.adapter_of(model)
-    going_on = _GoingOn(daemons, client.welcome, caller, adapter)
-    client = client.on_behalf_of(caller.name or peer_of_request(request)).of_model(adapter)
+    daemon = await daemons.serving(model, caller)
+    welcome = daemon.client.welcome
+    adapter = welcome.adapter_of(model)
+    going_on = _GoingOn(daemons, welcome, caller, adapter)
+    try:
+        await daemon.client_of(caller).connect()
+    except ConnectFailed:
+        others = await going_on.others(daemon)
+        if not others:
+            raise
+        daemon = daemons.next_of(others)
+    request.state.daemon = daemon
+    client = daemon.client_of(caller).on_behalf_of(caller.name or peer_of_request(request)).of_model(adapter)
     return Reached(daemon, succeeded(client, partial(going_on.successor, daemon)))
 
 
@@ -54,8 +60,11 @@ class _GoingOn(NamedTuple):
 
     async def successor(self, last: RemoteDaemon, interrupted: Interrupted) -> AsyncClient:
         """The connection for what the last daemon interrupted; raises the error where there is none in time."""
-        if isinstance(interrupted.why, RequestFailed) and interrupted.why.code in RESTING:
+        code = interrupted.why.code if isinstance(interrupted.why, RequestFailed) else None
+        if code in RESTING:
             last.spare()
+        elif code not in (None, *GOING) and interrupted.failure is not None and interrupted.deadline < time.monotonic():
+            raise interrupted.failure  # of a daemon that goes away a reader may hear late
         daemon = await self._next(last, interrupted)
         if daemon is not last:
             logger.info("%s: a request goes on at %s", interrupted.why, daemon.address)
@@ -64,38 +73,46 @@ class _GoingOn(NamedTuple):
     async def _next(self, last: RemoteDaemon, interrupted: Interrupted) -> RemoteDaemon:
         """Another replica that takes requests, the last daemon where it does, or whichever does so first."""
         while True:
-            obstacles = {daemon: daemon.obstacle() for daemon in self.daemons}
-            replicas = [daemon for daemon in self.daemons if self._is_replica(daemon)] or [last]
-            free = [daemon for daemon in replicas if obstacles[daemon] is None]
-            if others := [
-                daemon for daemon in free if daemon is not last and await self._can_go_on(daemon, interrupted)
-            ]:
+            obstacles = [obstacle for daemon in self.daemons if (obstacle := daemon.obstacle()) is not None]
+            if others := await self.others(last, interrupted.resumption.weight_version):
                 return self.daemons.next_of(others)
             if interrupted.failure is None:
                 raise interrupted.why
-            if last in free and await self._connects(last):
+            if self._may_return_to(last) and await self._connects(last):
                 return last
             seconds = min(RETRY_INTERVAL, interrupted.deadline - time.monotonic())
             if seconds <= 0:
                 raise interrupted.failure
             pause = asyncio.create_task(asyncio.sleep(seconds))
-            pending = [obstacle for obstacle in obstacles.values() if obstacle is not None]
-            for ended in (await asyncio.wait([pause, *pending], return_when=asyncio.FIRST_COMPLETED))[0]:
+            for ended in (await asyncio.wait([pause, *obstacles], return_when=asyncio.FIRST_COMPLETED))[0]:
                 ended.result()
+
+    async def others(self, last: RemoteDaemon, weight_version: int | None = None) -> list[RemoteDaemon]:
+        """Those but the last that can have the request now, by weights of this version, None for any."""
+        replicas = [daemon for daemon in self.daemons if daemon is not last and self._is_replica(daemon)]
+        return [
+            daemon
+            for daemon in replicas
+            if daemon.obstacle() is None
+            and await self._can_have_it(daemon)
+            and await _has_weights(daemon, weight_version)
+        ]
+
+    def _may_return_to(self, last: RemoteDaemon) -> bool:
+        """Whether it is there, and is a replica still or the only one there was."""
+        return last.obstacle() is None and (self._is_replica(last) or not any(map(self._is_replica, self.daemons)))
 
     def _is_replica(self, daemon: RemoteDaemon) -> bool:
         """Whether it answers as the first does, by what it last said in its welcome."""
         return bool(daemon.models) and _served(daemon.client.welcome) == _served(self.welcome)
 
-    async def _can_go_on(self, daemon: RemoteDaemon, interrupted: Interrupted) -> bool:
-        """Whether the caller can be connected to it, and it has the adapter and the weights that made the last tokens."""
-        if not await self._connects(daemon):
-            return False
+    async def _can_have_it(self, daemon: RemoteDaemon) -> bool:
+        """Whether the caller can be connected to it, and it has the adapter for it."""
+        if not self.adapter:
+            return await self._connects(daemon)
         try:
-            if self.adapter and self.adapter not in [row["name"] for row in await daemon.adapters(self.caller)]:
-                return False
-            return await _has_weights(daemon, interrupted.resumption.weight_version)
-        except (ConnectFailed, ConnectionLost):
+            return any(row["name"] == self.adapter for row in await daemon.adapters(self.caller))
+        except OdriverError:  # it is away, or ends
             return False
 
     async def _connects(self, daemon: RemoteDaemon) -> bool:
@@ -113,6 +130,8 @@ async def _has_weights(daemon: RemoteDaemon, version: int | None) -> bool:
         return version is None or (await daemon.status())["weight_version"] == version
     except RequestFailed:
         return True
+    except (ConnectFailed, ConnectionLost):
+        return False
 
 
 def _served(welcome: Welcome) -> tuple[str, int, int, dict[str, Any]]:
