@@ -46,6 +46,13 @@ def test_a_row_whose_drafts_are_right_gets_all_and_one_whose_are_wrong_none():
     assert granted(speculation, right, wrong) == [MOST, 0]
 
 
+def test_steps_that_a_clock_sees_no_time_of_have_all_drafts():
+    """As those have whose costs nobody knows: tokens a second would be no number."""
+    speculation = Speculation(MOST, lambda _tokens, _passes: 0.0)
+
+    assert granted(speculation, decoding("a")) == [MOST]
+
+
 def test_drafts_that_are_granted_and_not_there_are_granted_no_more():
     """A plan is made before the step before it has landed, which may find none; nothing was wrong, and none is counted."""
     speculation, sequence = costing(0.2), decoding()

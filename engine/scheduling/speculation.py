@@ -191,7 +191,7 @@ class Speculation:
         """
         deepest, counts = [0, *np.maximum.accumulate(places).tolist()], self._counts(num_rows, len(chances))
         seconds = [self._seconds(num_rows + count, self.passes(deepest[count])) for count in counts]
-        if None in seconds:
+        if not all(seconds):  # nobody knows, or the clock has seen none pass
             return len(chances)
         tokens = num_rows + np.concatenate([[0.0], np.cumsum(chances)])[counts]
         return counts[int(np.argmax(tokens / np.array(seconds, float)))]
