@@ -37,7 +37,7 @@ class AsyncClient(BaseClient["AsyncStream"]):
     connected to; one that is just starting is waited for as long. Raises AddressError at once;
     awaiting raises ConnectFailed if no daemon answers. A request that a daemon has accepted may
     take its time: it ends with an answer, or with ConnectionLost when the daemon goes away or
-    hangs. The next request after that connects anew. ``resume``, ``hold_new`` and ``key`` are as in ``Client``.
+    hangs. The next request after that connects anew. ``resume`` and ``key`` are as in ``Client``.
     """
 
     def _start(self) -> None:

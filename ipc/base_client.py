@@ -69,16 +69,13 @@ class BaseClient(ABC, Generic[AnyStream]):
         *,
         resume: bool = False,
         resume_timeout: float = 300.0,
-        hold_new: bool = True,
         key: Path | str | None = None,
     ) -> None:
         self._address = client_address(address, has_key=key is not None)
         self._timeout = timeout
         self._key = key
         pair = None if key is None else client_key(Path(key))
-        self._connection = Connection(
-            self._address, timeout, resume_timeout if resume else None, pair, holds_new=hold_new
-        )
+        self._connection = Connection(self._address, timeout, resume_timeout if resume else None, pair)
         self._finalizer = weakref.finalize(self, self._connection.close)
         self._user = ""
         self._model = ""

@@ -37,8 +37,7 @@ class Client(BaseClient["Stream"]):
     tokenizer is asked again. A request without
     a seed gets one. ConnectionLost is raised only if nothing new has come ``resume_timeout``
     seconds after the interruption, and ResumeFailed if the daemon then serves another model.
-    ``timeout_s`` keeps running. The logger ``ipc`` reports it. Without ``hold_new`` a completion that a daemon has
-    never taken, as it drains or sleeps, fails with that instead: for whoever has another daemon.
+    ``timeout_s`` keeps running. The logger ``ipc`` reports it.
 
     ``key`` is a file made by ``odriver keys new``, for a daemon that asks for one. Raises
     KeyFileError if it cannot be used.

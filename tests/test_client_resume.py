@@ -20,10 +20,10 @@ from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
 from engine.adapters.adapter import Adapter
 from engine.request_limits import MAX_MESSAGE_BYTES, MAX_VALUES
 from engine.scheduling.sequence import SequenceOutput
-from ipc.async_client import AsyncClient
+from ipc.async_client import AsyncClient, AsyncStream, succeeded
 from ipc.client import Client
 from ipc.connection import retry as resumption
-from ipc.connection.call import Call, request_frame
+from ipc.connection.call import Call, Interrupted, request_frame
 from ipc.connection.retry import Resumption
 from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed, ResumeFailed
 from ipc.wire.codec import encode
@@ -211,21 +211,38 @@ def test_a_daemon_that_stops_is_outlived(client: Client, address: str, caplog: p
 @pytest.mark.parametrize("refusal", [Draining("it drains"), Asleep("it sleeps")])
 def test_who_has_another_daemon_has_only_what_was_cut_off_wait_for_one(address: str, refusal: DriverError) -> None:
     """For one that takes nothing new: a new request is told so."""
-    with serving(address, first := FakeDriver()):
-        client = Client(address, resume=True, resume_timeout=PATIENCE, hold_new=False)
-        stream = client.generate([1])
-        first.take()
-    second = FakeDriver()
-    second.refusal = refusal
-    with client, serving(address, second):
-        while not second.submitted:
-            pass
-        with pytest.raises(RequestFailed, match=str(refusal)):
-            client.complete("x")
-        second.refusal = None
-        second.finish(second.take())
 
-        assert list(stream)[-1].finish_reason == "stop"
+    async def told() -> None:
+        async def successor(interrupted: Interrupted) -> AsyncClient:
+            if interrupted.failure is None:
+                raise interrupted.why
+            return client
+
+        client = succeeded(AsyncClient(address, resume=True, resume_timeout=PATIENCE), successor)
+        with serving(address, first := FakeDriver()):
+            await client.connect()
+            stream = client.generate([1])
+            first.take()
+        second = FakeDriver()
+        second.refusal = refusal
+        with serving(address, second):
+            await client.connect()
+            rest = asyncio.create_task(_all_of(stream))
+            while not second.submitted:
+                await asyncio.sleep(0)
+            with pytest.raises(RequestFailed, match=str(refusal)):
+                await client.complete("x")
+            second.refusal = None
+            second.finish(await asyncio.to_thread(second.take))
+
+            assert (await rest)[-1].finish_reason == "stop"
+        await client.close()
+
+    asyncio.run(told())
+
+
+async def _all_of(stream: AsyncStream) -> list[Piece]:
+    return [piece async for piece in stream]
 
 
 def test_only_what_was_cut_off_is_pressed_on_a_daemon_that_has_too_much_to_do(client: Client, address: str) -> None:

@@ -46,17 +46,15 @@ def with_seed(params: dict[str, Any]) -> dict[str, Any]:
 
 class Resumption:
     """One completion, from its first request on, or one question to the tokenizer. Times are in
-    seconds, and the caller's. ``model`` is what the request names. Unless ``holds_new``, the refusal of a daemon that
-    has never had it is final."""
+    seconds, and the caller's. ``model`` is what the request names."""
 
-    def __init__(self, frame: bytes, now: float, model: str = "", *, holds_new: bool = True) -> None:
+    def __init__(self, frame: bytes, now: float, model: str = "") -> None:
         self.why: OdriverError | None = None
         """How it was lost the last time."""
         self._interrupted_at: float | None = None
         self._frame = frame
         """The request as it was sent; the caller may since change its objects."""
         self._began = now
-        self._holds_new = holds_new
         self._delay = FIRST_DELAY
         self._losses = self._faults = 0
         self._server: tuple[str, int] | None = None
@@ -103,16 +101,14 @@ class Resumption:
         return answer
 
     def is_turned_away(self, error: OdriverError) -> bool:
-        """Whether it is a new request, for which a daemon that takes nothing new is not waited for."""
+        """Whether a daemon that takes nothing new has refused it as a new request."""
         resting = isinstance(error, RequestFailed) and error.code in RESTING
-        return resting and not self._holds_new and self._interrupted_at is None
+        return resting and self._interrupted_at is None
 
     def outlasts(self, error: OdriverError) -> bool:
         """Whether to retry after this error: it is no answer yet, nor caused by the request."""
         if not isinstance(error, RequestFailed):
             return self._losses + 1 < MAX_LOSSES
-        if self.is_turned_away(error):
-            return False
         if error.code in FULL:
             return self._interrupted_at is not None
         if error.code == NOT_LOADED:

@@ -35,30 +35,20 @@ class Connection:
     Connects when there is a call and no connection, also after a loss, within ``timeout`` seconds;
     calls that were open then have failed. With a ``resume_timeout``, completions do not fail: they
     wait that many seconds for a daemon, which then resumes them; so do questions to the tokenizer,
-    which the daemon answers. Unless it ``holds_new`` completions, those that a daemon refuses as it drains or sleeps
-    fail. Those that are handed back do neither: whoever asked has any connection go on with them. No method blocks but
-    ``close``.
+    which the daemon answers. Those that are handed back do neither: whoever asked has any connection
+    go on with them. No method blocks but ``close``.
 
     The daemon gets credit for messages that arrive and, once MAX_READ_AHEAD_BYTES are untaken,
     only for those that are ``taken``.
     """
 
-    def __init__(
-        self,
-        address: str,
-        timeout: float,
-        resume_timeout: float | None,
-        key: ClientKey | None,
-        *,
-        holds_new: bool,
-    ) -> None:
+    def __init__(self, address: str, timeout: float, resume_timeout: float | None, key: ClientKey | None) -> None:
         self._context = started_context(address)
         self._address = address
         self._key = key
         self._welcome: Welcome | None = None
         self._timeout = timeout
         self._resume_timeout = resume_timeout
-        self._holds_new = holds_new
         self._process = os.getpid()
         self._serials = itertools.count(1)
         self._bell = Bell()
@@ -137,7 +127,7 @@ class Connection:
             return self._call(request_id, request_frame(generate), put, Unread(request_id))
         # Streamed in any case, as what has come need not come again.
         frame = request_frame(msgspec.structs.replace(generate, params=with_seed(params), stream=True))
-        resumption = Resumption(frame, time.monotonic(), model, holds_new=self._holds_new)
+        resumption = Resumption(frame, time.monotonic(), model)
         return self._call(request_id, frame, put, Unread(request_id), resumption, is_handed_back=is_handed_back)
 
     def go_on(self, interrupted: Interrupted, put: Put) -> Call:

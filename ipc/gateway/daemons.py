@@ -52,7 +52,7 @@ class RemoteDaemon:
         self.timeout = timeout
         self._options: dict[str, Any] = {"timeout": timeout}
         if resume_timeout is not None:
-            self._options |= {"resume": True, "resume_timeout": resume_timeout, "hold_new": False}
+            self._options |= {"resume": True, "resume_timeout": resume_timeout}
         self.client = AsyncClient(address, key=key, **self._options)
         """The gateway's own connection."""
         self._clients: WeakKeyDictionary[Caller, AsyncClient] = WeakKeyDictionary()
