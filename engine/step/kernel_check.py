@@ -1,7 +1,7 @@
 """Whether this machine's kernels compute what they should; those that do not are left to XLA."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import cast
@@ -192,12 +192,8 @@ def rows_fault() -> str | None:
         gated = [CPU_ROWS.gated(both, activation) for activation in (Activation.SILU, Activation.GELU_TANH)]
         return [*norms, *gated, CPU_ROWS.added(x, y, 0.5)]
 
-    results = jax.jit(computed)(x, y, scale, np.stack([x, y]))  # loops of XLA's would have to be compiled
-    for (name, right), found in zip(expected.items(), results, strict=True):
-        error = np.abs(np.asarray(found) - right).max()  # NaN of any
-        if not error <= EXACT:
-            return f"{name} differs from numpy's by {error:.3g}, more than {EXACT:g}"
-    return None
+    # loops of XLA's would have to be compiled
+    return _difference(expected, jax.jit(computed)(x, y, scale, np.stack([x, y])))
 
 
 def sampling_fault() -> str | None:
@@ -230,8 +226,14 @@ def sampling_fault() -> str | None:
         return [biased, penalized, CPU_SAMPLING.mask_logits(logits, jnp.asarray(masks)), after.counts]
 
     states = [jax.tree.map(lambda leaf: np.stack([leaf, leaf]), state) for state in (bias, penalties)]
-    for (name, right), found in zip(expected.items(), jax.jit(computed)(logits[None], *states, packed), strict=True):
-        error = (np.abs(np.asarray(found)[0] - right) / np.maximum(1, np.abs(right))).max()  # NaN of any
+    results = jax.jit(computed)(logits[None], *states, packed)
+    return _difference(expected, [found[0] for found in map(np.asarray, results)])
+
+
+def _difference(expected: Mapping[str, np.ndarray], results: Iterable[np.ndarray | jax.Array]) -> str | None:
+    """The first of a kernel's results that is not numpy's, by name."""
+    for (name, right), found in zip(expected.items(), results, strict=True):
+        error = np.abs(np.asarray(found) - right).max()  # NaN of any
         if not error <= EXACT:
             return f"{name} differs from numpy's by {error:.3g}, more than {EXACT:g}"
     return None

@@ -15,10 +15,11 @@ namespace odriver {
 constexpr int64_t kTaskNumbers = 1 << 14;  // of a task: what a thread does in the time that it takes to have another one help
 constexpr int kSums = 4;                   // side by side, as an addition waits for the one before
 
-// Calls compute(row) for each row of so many numbers.
+// Calls compute(row) for each row of an array, whose last axis a row is.
 template <typename Compute>
-void for_each_row(int64_t rows, int64_t width, const Compute& compute) {
-  const int64_t each = std::max<int64_t>(1, kTaskNumbers / std::max<int64_t>(width, 1));
+void for_each_row(const Buffer& array, const Compute& compute) {
+  const int64_t width = std::max<int64_t>(array.dim(-1), 1), rows = array.size() / width;
+  const int64_t each = std::max<int64_t>(1, kTaskNumbers / width);
   parallel_for((rows + each - 1) / each, [&](int64_t task) {
     for (int64_t row = task * each; row < std::min(rows, (task + 1) * each); ++row) compute(row);
   });
@@ -62,7 +63,7 @@ const char* norm(const Call& call) {
   const int64_t width = x.dim(-1);
   const float eps = call.attr<float>("eps");
   const bool centered = call.attr<int64_t>("centered");
-  for_each_row(width ? x.size() / width : 0, width, [&](int64_t row) {
+  for_each_row(x, [&](int64_t row) {
     const float *own = from + row * width, count = static_cast<float>(width);
     const float mean = centered ? total(own, width, [](Vector x) { return x; }) / count : 0.0f;
     const float squares = total(own, width, [&](Vector x) { return (x - mean) * (x - mean); });
@@ -89,7 +90,7 @@ const char* added(const Call& call) {
   const Buffer out = call.result(0);
   const int64_t width = out.dim(-1);
   const float scale = call.attr<float>("scale");
-  for_each_row(width ? out.size() / width : 0, width, [&](int64_t row) {
+  for_each_row(out, [&](int64_t row) {
     const int64_t at = row * width;
     map(width, out.floats() + at, [&](Vector x, Vector y) { return x + y * scale; }, x + at, y + at);
   });
@@ -102,7 +103,7 @@ const char* gated(const Call& call, const Activation& activation) {
   const Buffer out = call.result(0);
   const float* from = call.arg(0).floats();
   const int64_t width = out.dim(-1);
-  for_each_row(width ? out.size() / width : 0, width, [&](int64_t row) {
+  for_each_row(out, [&](int64_t row) {
     const float* gate = from + 2 * row * width;
     map(width, out.floats() + row * width, [&](Vector gate, Vector up) { return activation(gate) * up; }, gate, gate + width);
   });
