@@ -7,7 +7,8 @@ from typing import Any
 
 from driver.errors import ContextLengthExceeded, InvalidRequest
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest, Usage
-from driver.text.conversation import Chat, check_encodable, checked_chat, hold_to_budget, read_template, rendered
+from driver.text.chat_template import hold_to_budget, read_template, rendered
+from driver.text.conversation import Chat, check_encodable, checked_chat
 from driver.text.least_tokens import LeastTokens
 from driver.text.token_bytes import token_bytes
 from driver.text.tokenizer_files import loadable
