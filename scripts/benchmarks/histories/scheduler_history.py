@@ -1,46 +1,36 @@
 """A model checker for the scheduler: random histories of it, and what has to hold after each of
 their steps.
 
-The scheduler is driven as the engine drives it, with several plans in flight, by requests that
-come, are aborted and run out of time at random, some of them in a flood of one client's, some with
-a constraint whose masks are late and which may force tokens, or say so, some without max_tokens,
-some with an adapter, of which there may be more than slots and which are loaded, removed and loaded
-again; steps fail, and take the memory with them, or logits of a row are not finite; weights change; pages go to the host and come back, in their own
-time. Beside it stand models of the device's memory (``simulated_device``), of whose turn it is
-(``turns``), and of what was said (``simulated_texts``): nobody is given texts of another salt or
-adapter, or such as are forgotten. What a request gives does not depend on its neighbours (``life``),
-and a prefix may be shared by whoever has the same.
+The scheduler is driven as the engine drives it, with several plans in flight, by requests
+(``simulated_requests``) that come, are aborted and run out of time at random, some of them in a
+flood of one client's, some with a constraint whose masks are late and which may force tokens, or
+say so, some without max_tokens, some with an adapter, of which there may be more than slots and
+which are loaded, removed and loaded again; steps fail, and take the memory with them, or logits of
+a row are not finite; weights change; pages go to the host and come back, in their own time. Beside
+it stand models of the device's memory (``simulated_device``), of whose turn it is (``turns``), and
+of what was said (``simulated_texts``): nobody is given texts of another salt or adapter, or such as
+are forgotten. What a request gives does not depend on its neighbours (``life``), and a prefix may
+be shared by whoever has the same.
 """
 
 from collections import deque
 from functools import partial
 from random import Random
 
-import msgspec
-
 from engine.failures import Failures
 from engine.sampling.sampler import NO_TOKEN
-from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import NextIterationPlan, StepResult
-from engine.scheduling.sequence import Sequence, TokenLogprobs
+from engine.scheduling.sequence import TokenLogprobs
 from engine.step.inputs.prompt_logprobs import prompt_logprobs_of
-from scripts.benchmarks.histories.life import (
-    EOS,
-    LONGEST_OUTPUT,
-    LONGEST_PROMPT,
-    VOCABULARY,
-    Life,
-    life_of,
-    random_prompt,
-)
+from scripts.benchmarks.histories.life import EOS, Life
 from scripts.benchmarks.histories.random_scheduler import MOST_STATES, RandomScheduler
 from scripts.benchmarks.histories.simulated_adapters import SimulatedAdapters
-from scripts.benchmarks.histories.simulated_constraint import LateConstraint
+from scripts.benchmarks.histories.simulated_constraint import LateConstraint, check_constrained, check_masks, check_told
 from scripts.benchmarks.histories.simulated_device import SimulatedDevice
 from scripts.benchmarks.histories.simulated_drafts import Row
-from scripts.benchmarks.histories.turns import USERS, WEIGHTS, Turns
+from scripts.benchmarks.histories.simulated_requests import SimulatedRequests
+from scripts.benchmarks.histories.turns import WEIGHTS, Turns
 
-PARAMS = SamplingParams(temperature=0)
 FLOOD = 40
 PATIENCE = 50
 """Plans that a sequence may take for each token of all sequences, at the very most."""
@@ -59,6 +49,7 @@ class SchedulerHistory:
         self._adapters = SimulatedAdapters(
             self._scheduler, self._texts, random, are_served=bool(drawn.num_adapter_slots)
         )
+        self._requests = SimulatedRequests(random, drawn, self._adapters)
         self._in_flight: deque[NextIterationPlan] = deque()
         self._rows: deque[list[Row]] = deque()
         """What became of the rows of each."""
@@ -112,17 +103,7 @@ class SchedulerHistory:
             if life.reason is not None and life.sequence.params.prompt_logprobs is not None:
                 asked = len(life.sequence.prompt_token_ids) - 1
                 assert life.num_prompt_logprobs == asked, "a prompt's token has no log-probabilities, or twice"
-            self._check_constraint(life)
-
-    def _check_constraint(self, life: Life) -> None:
-        constraint = life.sequence.constraint
-        if constraint is None:
-            return
-        assert isinstance(constraint, LateConstraint) and constraint.closed
-        told = life.received[: len(constraint.told)]
-        if life.reason not in ("stop", "length"):  # whose last output ends it whatever its constraint says
-            told = life.received
-        assert constraint.told == told, "a constraint was not told what its sequence gave"
+            check_told(life)
 
     def _flood(self) -> None:
         client = self._random.choice(list(WEIGHTS))
@@ -130,55 +111,10 @@ class SchedulerHistory:
             self._add(client)
 
     def _add(self, client: str | None = None) -> None:
-        """A request of one to three samples."""
-        random, pages = self._random, self._drawn.pages.num_total
-        capacity = self._drawn.groups.tokens_in(pages, pages * self._drawn.page_size)
-        longest = min(LONGEST_PROMPT, capacity - 1)
-        prompt = self._next_turn(longest) if self._ended and random.random() > 0.6 else random_prompt(random, longest)
-        room = capacity - len(prompt)
-        max_tokens = room if random.random() > 0.7 else random.randint(1, min(LONGEST_OUTPUT, room))
-        params = msgspec.structs.replace(
-            PARAMS,
-            priority=random.choice((0, 0, 0, 5, -20)) if client is None else 0,
-            num_speculative_tokens=random.choice((None, None, 0, 1, 2)),
-            prompt_logprobs=random.choice((None, None, None, 0)),
-        )
-        client, user = client or random.choice(list(WEIGHTS)), random.choice(USERS)
-        salt = random.choice((b"", b"", b"private", None))
-        adapter_id = random.choice((0, *self._adapters.loaded))
-        if salt is not None and adapter_id:
-            salt += b"%d" % adapter_id
-        for _ in range(random.choice((1, 1, 2, 3))):
-            number = str(len(self._alive) + len(self._ended))
-            constrained = random.random() > 0.8
-            length = random.choice((None, 1, LONGEST_OUTPUT // 2)) if constrained else None
-            constraint = LateConstraint(length) if constrained else None
-            sequence = Sequence(
-                number, prompt, params, frozenset({EOS}), max_tokens, 0, client=client, salt=salt, constraint=constraint,
-                adapter_id=adapter_id, user=user,
-            )  # fmt: skip
-            life = self._alive[number] = life_of(sequence, length)
-            if random.random() > 0.8:
-                self._take_up(life)
-            if constraint is not None and not sequence.awaits_mask:
-                constraint.answer(random, life.output, self._drafts.most)
-            self._turns.add(sequence)
-            self._scheduler.add(sequence)
-
-    def _next_turn(self, longest: int) -> list[int]:
-        """What was said before in a conversation that has ended, and a token more."""
-        life = self._random.choice(self._ended)
-        said = life.sequence.prompt_token_ids + life.received
-        return [*said[: longest - 1], self._random.randrange(1, VOCABULARY)]
-
-    def _take_up(self, life: Life) -> None:
-        """It was cut off behind its first tokens, and goes on; its constraint is told of them now."""
-        sequence = life.sequence
-        life.received = life.expected[: self._random.randint(0, len(life.expected) - 1)]
-        sequence.output_token_ids = list(life.received)
-        for token_id in life.received if sequence.constraint is not None else ():
-            sequence.constraint.advance(token_id)
-            sequence.awaits_mask = True
+        for life in self._requests.draw(self._ended, len(self._alive) + len(self._ended), client):
+            self._alive[life.sequence.request_id] = life
+            self._turns.add(life.sequence)
+            self._scheduler.add(life.sequence)
 
     def _answer(self) -> bool:
         """One of the constraints that were told a token answers; whether there is one."""
@@ -205,21 +141,10 @@ class SchedulerHistory:
             lives = [self._alive[sequence.request_id] for sequence in plan.sequences]
             self._device.sample_late(plan, lives)
             for row in range(plan.num_rows):
-                self._check_masks(plan, row)
+                check_masks(plan, row)
             self._in_flight.append(plan)
             self._rows.append(self._drafts.run(plan, lives))
         return bool(plans)
-
-    def _check_masks(self, plan: NextIterationPlan, row: int) -> None:
-        """Its masks are those behind all of its tokens, and behind drafts."""
-        sequence, drafts = plan.sequences[row], list(plan.expected.get(row, ()))
-        constraint, others = sequence.constraint, sequence.num_in_flight - plan.samples[row]
-        assert isinstance(constraint, LateConstraint) and not (sequence.awaits_mask or others)
-        assert constraint.told == sequence.output_token_ids, "a row samples with the mask of another place"
-        assert drafts == constraint.expected[: len(drafts)], "a row samples with the masks of other drafts"
-        assert len(drafts) == plan.samples[row] - 1 and len(drafts) <= len(constraint.expected_masks), (
-            "a row samples without a mask"
-        )
 
     def _finish_one(self) -> None:
         """Aborted, out of time, or ended by a stop string: the scheduler is told the same."""
@@ -311,7 +236,7 @@ class SchedulerHistory:
         lives = [self._alive[sequence.request_id] for sequence in plan.sequences]
         rows = self._drafts.run(plan, lives)
         self._device.run(plan, lives, rows, self._in_flight)
-        self._check_constrained(plan)
+        check_constrained(plan)
         self._in_flight.append(plan)
         self._rows.append(rows)
         return True
@@ -320,15 +245,6 @@ class SchedulerHistory:
     def _num_steps(self) -> int:
         """Steps in flight."""
         return sum(plan.samples_of is None for plan in self._in_flight)
-
-    def _check_constrained(self, plan: NextIterationPlan) -> None:
-        """Rows that have no mask keep their logits, and the others with a constraint have one."""
-        for row in plan.constrained:
-            self._check_masks(plan, row)
-        late = {row: plan.sequences[row] for row in plan.late}
-        assert all(
-            sequence.awaits_mask or sequence.num_in_flight > plan.counts[row] for row, sequence in late.items()
-        ), "a mask is there"
 
     def _land(self) -> None:
         if not self._in_flight:

@@ -1,10 +1,14 @@
-"""A constraint for the scheduler's model checker, which answers when the history says."""
+"""A constraint for the scheduler's model checker, which answers when the history says, and
+what has to hold of rows that have one."""
 
 from collections.abc import Sequence
 from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
+
+from engine.scheduling.plan import NextIterationPlan
+from scripts.benchmarks.histories.life import Life
 
 RIGHT = 0.85
 """How often a token is the one that it expects."""
@@ -70,3 +74,37 @@ class LateConstraint:
     def close(self) -> None:
         """The sequence has ended."""
         self.closed = True
+
+
+def check_masks(plan: NextIterationPlan, row: int) -> None:
+    """Its masks are those behind all of its tokens, and behind drafts."""
+    sequence, drafts = plan.sequences[row], list(plan.expected.get(row, ()))
+    constraint, others = sequence.constraint, sequence.num_in_flight - plan.samples[row]
+    assert isinstance(constraint, LateConstraint) and not (sequence.awaits_mask or others)
+    assert constraint.told == sequence.output_token_ids, "a row samples with the mask of another place"
+    assert drafts == constraint.expected[: len(drafts)], "a row samples with the masks of other drafts"
+    assert len(drafts) == plan.samples[row] - 1 and len(drafts) <= len(constraint.expected_masks), (
+        "a row samples without a mask"
+    )
+
+
+def check_constrained(plan: NextIterationPlan) -> None:
+    """Rows that have no mask keep their logits, and the others with a constraint have one."""
+    for row in plan.constrained:
+        check_masks(plan, row)
+    late = {row: plan.sequences[row] for row in plan.late}
+    assert all(sequence.awaits_mask or sequence.num_in_flight > plan.counts[row] for row, sequence in late.items()), (
+        "a mask is there"
+    )
+
+
+def check_told(life: Life) -> None:
+    """The constraint of a sequence that has ended, if it had one, was told what it gave."""
+    constraint = life.sequence.constraint
+    if constraint is None:
+        return
+    assert isinstance(constraint, LateConstraint) and constraint.closed
+    told = life.received[: len(constraint.told)]
+    if life.reason not in ("stop", "length"):  # whose last output ends it whatever its constraint says
+        told = life.received
+    assert constraint.told == told, "a constraint was not told what its sequence gave"
