@@ -35,34 +35,9 @@ class DriverMetrics(Collector):
         """All metrics."""
         status, requests = self._driver.status(), self._driver.request_metrics
         yield from self._gauges(status)
+        yield from self._gauges_by_label(status)
         yield from self._counters(status, requests)
-        prompts = requests.prompt_tokens
-        sources = {
-            "local_compute": prompts.computed,
-            "local_cache_hit": prompts.cached,
-            "external_kv_transfer": prompts.from_host,
-        }
-        yield self._by_label("vllm:prompt_tokens_by_source", "Prompt tokens by where they came from", "source", sources)
-        copied = {"GPU_to_CPU": status.host_bytes_stored, "CPU_to_GPU": status.host_bytes_loaded}
-        yield self._by_label("vllm:kv_offload_total_bytes", "Copied to host memory, and back", "transfer_type", copied)
-        took = {"GPU_to_CPU": status.host_seconds_stored, "CPU_to_GPU": status.host_seconds_loaded}
-        yield self._by_label(
-            "vllm:kv_offload_total_time",
-            "Seconds of these copies, until they are seen to be there",
-            "transfer_type",
-            took,
-        )
-        accepted = {str(at): float(count) for at, count in enumerate(status.num_accepted_tokens_per_pos)}
-        yield self._by_label(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Accepted tokens by position among the drafts",
-            "position",
-            accepted,
-        )
-        causes = status.preemptions_by_cause
-        yield self._by_label("odriver_preemptions_by_cause", "Preemptions by why", "cause", causes)
-        yield self._by_label("vllm:request_success", "Requests that ended", "finished_reason", requests.finished)
-        yield self._by_label("odriver_requests_failed", "Requests that got an error", "code", dict(self._driver.failed))
+        yield from self._counters_by_label(status, requests)
         yield self._histogram("iteration_tokens_total", self._driver.iteration_tokens)
         if status.max_loras:
             yield self._lora_requests(status)
@@ -78,8 +53,7 @@ class DriverMetrics(Collector):
                 yield self._histogram(_FORMER_NAMES[name], histogram)
 
     def _gauges(self, status: DriverStatus) -> Iterable[Metric]:
-        waiting_for = {"capacity": status.waiting + status.queued_requests, "deferred": status.deferred}
-        waiting, used = sum(waiting_for.values()), status.pages_owned / max(1, status.pages_total)
+        waiting, used = sum(_waiting_for(status).values()), status.pages_owned / max(1, status.pages_total)
         for name, meaning, value in (
             ("vllm:num_requests_running", "Sequences that take part in steps", status.running),
             ("vllm:num_requests_waiting", "Sequences that wait for a step, and requests to be prepared", waiting),
@@ -110,26 +84,21 @@ class DriverMetrics(Collector):
             ("odriver_replaced_kernels", "Kernels at fault, in whose place XLA serves", status.replaced_kernels),
         ):  # fmt: skip
             yield self._alone(GaugeMetricFamily, name, meaning, value)
-        yield self._by_label(
-            "vllm:num_requests_waiting_by_reason", "By why they wait", "reason", waiting_for, GaugeMetricFamily
-        )
-        discarded = status.asleep and not status.has_weights
+
+    def _gauges_by_label(self, status: DriverStatus) -> Iterable[Metric]:
         sleeping = {
             "awake": not status.asleep,
             "weights_offloaded": 0,
-            "discard_all": discarded,
+            "discard_all": status.asleep and not status.has_weights,
         }
-        yield self._by_label("vllm:engine_sleep_state", "1 where it holds", "sleep_state", sleeping, GaugeMetricFamily)
-        yield self._by_label(
-            "odriver_stage_busy_seconds", "With one item, or its work without progress", "stage", status.stages,
-            GaugeMetricFamily,
-        )  # fmt: skip
-        yield self._by_label(
-            "odriver_command_busy_seconds", "With one command of an operator's", "command", status.commands,
-            GaugeMetricFamily,
-        )  # fmt: skip
-        states = {state: status.state == state for state in STATES}
-        yield self._by_label("odriver_state", "1 where it holds", "state", states, GaugeMetricFamily)
+        for name, meaning, label, values in (
+            ("vllm:num_requests_waiting_by_reason", "By why they wait", "reason", _waiting_for(status)),
+            ("vllm:engine_sleep_state", "1 where it holds", "sleep_state", sleeping),
+            ("odriver_stage_busy_seconds", "With one item, or its work without progress", "stage", status.stages),
+            ("odriver_command_busy_seconds", "With one command of an operator's", "command", status.commands),
+            ("odriver_state", "1 where it holds", "state", {state: status.state == state for state in STATES}),
+        ):
+            yield self._by_label(GaugeMetricFamily, name, meaning, label, values)
         config = GaugeMetricFamily(
             "vllm:cache_config_info", "How the cache is laid out", labels=list(self._cache_config)
         )
@@ -174,6 +143,27 @@ class DriverMetrics(Collector):
         ):  # fmt: skip
             yield self._alone(CounterMetricFamily, name, meaning, value)
 
+    def _counters_by_label(self, status: DriverStatus, requests: RequestMetrics) -> Iterable[Metric]:
+        prompts = requests.prompt_tokens
+        sources = {
+            "local_compute": prompts.computed,
+            "local_cache_hit": prompts.cached,
+            "external_kv_transfer": prompts.from_host,
+        }
+        copied = {"GPU_to_CPU": status.host_bytes_stored, "CPU_to_GPU": status.host_bytes_loaded}
+        took = {"GPU_to_CPU": status.host_seconds_stored, "CPU_to_GPU": status.host_seconds_loaded}
+        accepted = {str(at): count for at, count in enumerate(status.num_accepted_tokens_per_pos)}
+        for name, meaning, label, values in (
+            ("vllm:prompt_tokens_by_source", "Prompt tokens by where they came from", "source", sources),
+            ("vllm:kv_offload_total_bytes", "Copied to host memory, and back", "transfer_type", copied),
+            ("vllm:kv_offload_total_time", "Seconds of these copies, until they are seen to be there", "transfer_type", took),
+            ("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by position among the drafts", "position", accepted),
+            ("odriver_preemptions_by_cause", "Preemptions by why", "cause", status.preemptions_by_cause),
+            ("vllm:request_success", "Requests that ended", "finished_reason", requests.finished),
+            ("odriver_requests_failed", "Requests that got an error", "code", dict(self._driver.failed)),
+        ):  # fmt: skip
+            yield self._by_label(CounterMetricFamily, name, meaning, label, values)
+
     def _lora_requests(self, status: DriverStatus) -> Metric:
         """vLLM's: which adapters run and wait, as labels; the value is the time."""
         metric = GaugeMetricFamily(
@@ -195,11 +185,11 @@ class DriverMetrics(Collector):
 
     def _by_label(
         self,
+        family: type[CounterMetricFamily] | type[GaugeMetricFamily],
         name: str,
         meaning: str,
         label: str,
         values: Mapping[str, float],
-        family: type[CounterMetricFamily] | type[GaugeMetricFamily] = CounterMetricFamily,
     ) -> Metric:
         metric = family(name, meaning, labels=(*_LABELS, label))
         for value, count in values.items():
@@ -211,6 +201,11 @@ class DriverMetrics(Collector):
         family = HistogramMetricFamily(f"vllm:{name}", f"As in vLLM, in {unit}", labels=_LABELS)
         family.add_metric(self._values, _buckets(histogram), histogram.sum)
         return family
+
+
+def _waiting_for(status: DriverStatus) -> dict[str, int]:
+    """How many requests and sequences wait, by vLLM's reasons."""
+    return {"capacity": status.waiting + status.queued_requests, "deferred": status.deferred}
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, int]]:
