@@ -20,7 +20,8 @@ from engine.failures import MAX_FAILURES_IN_A_ROW
 from engine.hosts.other_processes import ALONE, OtherProcesses
 from engine.hosts.processes import least_of_all
 from engine.live.live_weights import LiveWeights
-from engine.memory.page_budget import CachePlanner, check_page_table, memory_budget
+from engine.memory.device_memory import memory_budget
+from engine.memory.page_budget import CachePlanner, check_page_table
 from engine.oengine import oEngine
 from engine.progress import Progress
 from engine.request_limits import ServingLimits

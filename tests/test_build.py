@@ -17,7 +17,7 @@ from engine.build import build_engine, planned
 from engine.config import EngineConfig
 from engine.device_errors import device_errors
 from engine.errors import ConfigurationError, DevicesUnavailable
-from engine.memory import page_budget as memory
+from engine.memory import device_memory, page_budget
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
 from engine.models.weights.weight_format import Layout
@@ -62,16 +62,16 @@ def test_the_device_with_the_least_memory_left_says_how_much_there_is(directory,
 
     monkeypatch.setattr(jax, "local_devices", lambda: [device(1000, 0), device(1000, 300), device(800, 0)])
 
-    assert memory.memory_budget(build_config(directory), 3) == 600
-    assert memory.memory_budget(build_config(directory, hbm_utilization=1.0), 3) == 700
+    assert device_memory.memory_budget(build_config(directory), 3) == 600
+    assert device_memory.memory_budget(build_config(directory, hbm_utilization=1.0), 3) == 700
 
 
 def test_on_a_cpu_a_little_more_or_less_free_memory_makes_no_other_pool(directory, monkeypatch):
     """The number of pages is a size of compiled steps, which a later start is to find; an operator's own share is exact."""
 
     def budget(available, **settings):
-        monkeypatch.setattr(memory, "available_bytes", lambda: available)
-        return memory.memory_budget(build_config(directory, **settings))
+        monkeypatch.setattr(device_memory, "available_bytes", lambda: available)
+        return device_memory.memory_budget(build_config(directory, **settings))
 
     assert budget(17_000_000_000) == budget(17_400_000_000) == 6 * 2**30 < budget(19_000_000_000) == 7 * 2**30
     assert budget(17_000_000_000, hbm_utilization=0.5) == 8_500_000_000
@@ -93,7 +93,7 @@ def test_a_chip_that_does_not_report_its_memory_is_planned_from_the_table(direct
     """By what such a chip has and not by the host's memory; the log says so, with the number."""
     monkeypatch.setattr(jax, "local_devices", lambda: [silent_chip("TPU v5 lite", stats)] * 8)
 
-    assert memory.memory_budget(build_config(directory), 8) == int(0.9 * 2**34)
+    assert device_memory.memory_budget(build_config(directory), 8) == int(0.9 * 2**34)
 
     assert "TPU v5 lite 0 reports no memory_stats" in caplog.text
     assert "the 17,179,869,184 bytes that such a chip has, of which 0.9 may be used" in caplog.text
@@ -104,7 +104,7 @@ def test_an_unknown_chip_that_does_not_report_its_memory_is_refused(directory, m
     monkeypatch.setattr(jax, "local_devices", lambda: [silent_chip("TPU v99", lambda: None)])
 
     with pytest.raises(ConfigurationError, match="TPU v99 reports no memory_stats, and its memory is known of TPU v4"):
-        memory.memory_budget(build_config(directory))
+        device_memory.memory_budget(build_config(directory))
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def test_small_pages_hold_more_tokens_in_the_same_memory(directory):
     """The pool is counted in what pages take: 8 bits are a quarter of float32, but for the scales of int8."""
     config = build_config(directory)
     model = Partition(read_model_config(directory))
-    beside = memory._step_scratch(config, model) + memory._sampling_bytes(config, model, 64)
+    beside = page_budget._step_scratch(config, model) + page_budget._sampling_bytes(config, model, 64)
 
     def pages(dtype):
         one_page = xla_backend(np.dtype(dtype)).one_page(model, 4, np.dtype(dtype))
-        return memory.CachePlanner(config, model, one_page, 0, beside + 7 * 4608).pool.num_pages
+        return page_budget.CachePlanner(config, model, one_page, 0, beside + 7 * 4608).pool.num_pages
 
     assert [pages(dtype) for dtype in (np.float32, jnp.bfloat16, jnp.float8_e5m2, np.int8)] == [7, 14, 28, 21]
     assert (
@@ -320,8 +320,8 @@ def test_a_step_that_takes_more_scratch_than_was_guessed_leaves_fewer_pages(dire
     served = served_model.served_model(config)
     weights, page = served.footprint.weight_bytes, 3 * 4 * 4 * 2 * 12 * 4
     guess, sampling = (
-        memory._step_scratch(config, model),
-        memory._sampling_bytes(config, model, 64, served.backend.sampling),
+        page_budget._step_scratch(config, model),
+        page_budget._sampling_bytes(config, model, 64, served.backend.sampling),
     )
     monkeypatch.setattr(build, "memory_budget", lambda *_: weights + guess + sampling + 33 * page)
 
@@ -435,7 +435,7 @@ def test_the_state_of_an_engine_takes_one_program_of_each_kind(shallow):
     """Those of slots, of what they are fed, of bias and of penalties, and two of a key: every start makes them."""
     config = build_config(shallow)
     served = served_model.served_model(config)
-    served, planner = planned(served, memory.memory_budget(config, 1))
+    served, planner = planned(served, device_memory.memory_budget(config, 1))
     manager = compile_nothing(served, served.abstract_all(), planner.shapes(served.backend, None))
     manager.new_cache()
     before = num_compilations()

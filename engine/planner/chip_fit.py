@@ -9,9 +9,10 @@ from caching.tpu.tpu_chip import Chip
 from caching.tpu.tpu_kernels import TPUKernel
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.memory.device_memory import ACCELERATOR_UTILIZATION
 from engine.memory.footprint import Footprint
 from engine.memory.number_formats import page_dtype, quantizations
-from engine.memory.page_budget import ACCELERATOR_UTILIZATION, CachePlanner
+from engine.memory.page_budget import CachePlanner
 from engine.models.partition import Partition, split
 from engine.models.weights.weight_format import WeightFormat
 from engine.step.backend import Backend
