@@ -1,9 +1,8 @@
 """The second part of our TPU attention kernel: queries attend to the pages of their row.
 
-A span is the queries of one row that are computed together: one for a decoding row, a tile for
-others. A span reads only the pages that its queries see, block by block with a running softmax
-(Milakov and Gimelshein 2018; Dao et al. 2022). While one block is computed, the next one is
-fetched, even if it belongs to the next span.
+A span (caching/tpu/pallas_spans.py) reads only the pages that its queries see, block by block with
+a running softmax (Milakov and Gimelshein 2018; Dao et al. 2022). While one block is computed, the
+next one is fetched, even if it belongs to the next span.
 """
 
 from collections.abc import Callable
@@ -18,25 +17,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from caching.attention.running_softmax import MASKED
-from caching.attention.spec import AttentionSpec
-from caching.tpu.pallas_geometry import Geometry, Ref, Table, as_tokens, as_words, bits_before
+from caching.tpu.pallas_geometry import Geometry, Ref, as_tokens, as_words, bits_before
+from caching.tpu.pallas_spans import Span, Spans
 
 UNROLLED_HEADS = 8
 """The most heads of a decoding row that are unrolled; more take the compiler too long."""
-
-
-class Span(NamedTuple):
-    """Queries that are computed together. All i32 scalars."""
-
-    row: Array
-    token: Array
-    """The index of the first one in the step."""
-    queries: Array
-    position: Array
-    """The position of the first one in its row."""
-    first_page: Array
-    """Index in the row of the first page that they see."""
-    past_page: Array
 
 
 class Scratch(NamedTuple):
@@ -64,11 +49,9 @@ class Scratch(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows ``begin`` to ``past`` of a step, and spans of up to ``tile`` of their queries."""
+    """The rows of some spans, and the memory of the step."""
 
-    geometry: Geometry
-    spec: AttentionSpec
-    table: Table
+    spans: Spans
     pages: Ref
     q: Ref
     """[T, kv_heads, group, head_width]"""
@@ -76,15 +59,17 @@ class Rows:
     """Like q."""
     sinks: Ref | None
     """f32[kv_heads, tile * group, 1]"""
-    tile: int
-    begin: Array
-    past: Array
+
+    @property
+    def geometry(self) -> Geometry:
+        """Sizes of the compiled kernel."""
+        return self.spans.geometry
 
     def attend(self) -> None:
         """Compute all spans, one after the other."""
-        geometry, size = self.geometry, self.tile * self.geometry.group
+        geometry, size = self.geometry, self.spans.tile * self.geometry.group
         kv_heads, width = geometry.kv_heads, geometry.head_width
-        a_tile = (self.tile, kv_heads, geometry.group, width)
+        a_tile = (self.spans.tile, kv_heads, geometry.group, width)
         pl.run_scoped(
             lambda *refs: self._attend(Scratch(*refs)),
             pltpu.VMEM((2, geometry.block_pages, kv_heads, geometry.page_size, geometry.width), geometry.dtype),
@@ -100,49 +85,30 @@ class Rows:
         )
 
     def _attend(self, scratch: Scratch) -> None:
-        @pl.when(self.begin < self.past)
+        @pl.when(self.spans.begin < self.spans.past)
         def _() -> None:
-            span = self._span(self.begin, jnp.int32(0))
+            span = self.spans.at(self.spans.begin, jnp.int32(0))
             self._fetch_queries(scratch, span, jnp.int32(0))
             self._fetch(scratch, span, jnp.int32(0), jnp.int32(0))
 
         def one_row(row: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             after: tuple[Array, Array, Array] = jax.lax.fori_loop(
-                0, self._spans(row), lambda index, state: self._one_span(scratch, row, index, state), state
+                0, self.spans.count(row), lambda index, state: self._one_span(scratch, row, index, state), state
             )
             return after
 
         start = (jnp.int32(0), jnp.int32(0), jnp.int32(0))
-        _, _, pending = jax.lax.fori_loop(self.begin, self.past, one_row, start)
+        _, _, pending = jax.lax.fori_loop(self.spans.begin, self.spans.past, one_row, start)
         self._await_results(scratch, pending)
-
-    def _spans(self, row: Array) -> Array:
-        spans: Array = (self.table.cu_q_lens[row + 1] - self.table.cu_q_lens[row] + (self.tile - 1)) // self.tile
-        return spans
-
-    def _span(self, row: Array, index: Array) -> Span:
-        first, past = self.table.cu_q_lens[row], self.table.cu_q_lens[row + 1]
-        token = first + index * self.tile
-        queries = jnp.minimum(past - token, self.tile)
-        position = self.table.kv_lens[row] - past + token
-        page_size = self.geometry.page_size
-        past_page = (position + queries + (page_size - 1)) // page_size
-        return Span(row, token, queries, position, self.spec.first_seen(position) // page_size, past_page)
-
-    def _after(self, span: Span, index: Array) -> tuple[Span, Array]:
-        """The next span, and whether there is one."""
-        ends = index + 1 == self._spans(span.row)
-        row = jnp.where(ends, span.row + 1, span.row)
-        return self._span(jnp.minimum(row, self.past - 1), jnp.where(ends, 0, index + 1)), row < self.past
 
     def _one_span(
         self, scratch: Scratch, row: Array, index: Array, state: tuple[Array, Array, Array]
     ) -> tuple[Array, Array, Array]:
         """State: slot of the next block, slot of the queries, pending writes of the last span."""
         slot, place, pending = state
-        span = self._span(row, index)
-        following, exists = self._after(span, index)
-        blocks = self._blocks(span)
+        span = self.spans.at(row, index)
+        following, exists = self.spans.after(span, index)
+        blocks = self.spans.blocks(span)
         scratch.high[...] = jnp.full(scratch.high.shape, MASKED, jnp.float32) if self.sinks is None else self.sinks[...]
         scratch.total[...] = jnp.full(scratch.total.shape, 0 if self.sinks is None else 1, jnp.float32)
         scratch.weighted[...] = jnp.zeros(scratch.weighted.shape, jnp.float32)
@@ -168,7 +134,7 @@ class Rows:
                 self.geometry.kv_heads,
                 lambda head, _: self._accumulate(scratch, slot, head, span, start),
                 None,
-                unroll=self.tile == 1 and self.geometry.kv_heads <= UNROLLED_HEADS,
+                unroll=self.spans.tile == 1 and self.geometry.kv_heads <= UNROLLED_HEADS,
             )
             return 1 - slot
 
@@ -176,10 +142,6 @@ class Rows:
         self._await_results(scratch, pending)
         self._give_results(scratch, span)
         return slot, 1 - place, span.queries
-
-    def _blocks(self, span: Span) -> Array:
-        size = self.geometry.block_pages
-        return (span.past_page - span.first_page + (size - 1)) // size
 
     def _fetch(self, scratch: Scratch, span: Span, block: Array, slot: Array) -> None:
         self._for_each_copy(scratch, span, block, slot, lambda copy: copy.start())
@@ -195,7 +157,7 @@ class Rows:
         first, last = span.first_page + block * geometry.block_pages, span.past_page - 1
 
         def copy(page: Array, begin: Array | int, tokens: int) -> Ref:
-            entry = self.table.page(span.row, page)
+            entry = self.spans.table.page(span.row, page)
             place = scratch.kv.at[slot, page - first, :, pl.ds(begin, tokens), :]
             source = self.pages.at[entry, :, pl.ds(begin, tokens), :]
             return pltpu.make_async_copy(source, place, scratch.kv_arrived.at[slot])
@@ -212,12 +174,8 @@ class Rows:
             def _(piece: Array) -> None:
                 act(copy(last, pl.multiple_of(piece * geometry.piece, geometry.piece), geometry.piece))
 
-    def _first_fetched(self, span: Span) -> Array:
-        """A tile begins at its span, or earlier if it would end after the step's last token."""
-        return jnp.minimum(span.token, self.geometry.tokens - self.tile)
-
     def _queries(self, scratch: Scratch, span: Span, place: Array) -> Ref:
-        source = self.q.at[pl.ds(self._first_fetched(span), self.tile)]
+        source = self.q.at[pl.ds(self.spans.first_fetched(span), self.spans.tile)]
         return pltpu.make_async_copy(source, scratch.q.at[place], scratch.q_arrived.at[place])
 
     def _fetch_queries(self, scratch: Scratch, span: Span, place: Array) -> None:
@@ -261,7 +219,7 @@ class Rows:
         geometry, q = self.geometry, scratch.rows[head]
         kv = scratch.kv[slot, :, head].reshape(geometry.block, geometry.width).astype(q.dtype)
         keys, values = (kv[:, : geometry.head_width], kv[:, -geometry.head_width :]) if geometry.halved else (kv, kv)
-        scores = jnp.where(self._seen(span, start), self._scores(q, keys), np.float32(MASKED))
+        scores = jnp.where(self.spans.seen(span, start), self._scores(q, keys), np.float32(MASKED))
         high, total, weighted = scratch.high[head], scratch.total[head], scratch.weighted[head]
         higher = jnp.maximum(high, jnp.max(scores, axis=-1, keepdims=True))
         weights, shrink = jnp.exp(scores - higher), jnp.exp(high - higher)
@@ -271,28 +229,19 @@ class Rows:
         scratch.weighted[head] = weighted * shrink + added
 
     def _scores(self, q: Array, keys: Array) -> Array:
-        scores = _matmul(q, keys, contract=1) * np.float32(self.spec.scale)
-        cap = self.spec.soft_cap
+        scores = _matmul(q, keys, contract=1) * np.float32(self.spans.spec.scale)
+        cap = self.spans.spec.soft_cap
         return scores if cap is None else np.float32(cap) * jnp.tanh(scores * np.float32(1 / cap))
-
-    def _seen(self, span: Span, start: Array) -> Array:
-        """bool[tile * group, block]: the keys that each query sees."""
-        shape = (self.tile * self.geometry.group, self.geometry.block)
-        query = span.position - (span.token - self._first_fetched(span))
-        query += jax.lax.broadcasted_iota(jnp.int32, shape, 0) // self.geometry.group
-        key = start + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
-        seen = key <= query
-        return seen if self.spec.sees_all else seen & (key >= self.spec.first_seen(query))
 
     def _give_results(self, scratch: Scratch, span: Span) -> None:
         for head in range(self.geometry.kv_heads):
             result = scratch.weighted[head] / jnp.maximum(scratch.total[head], np.float32(1e-30))
-            shape = (self.tile, self.geometry.group, self.geometry.head_width)
+            shape = (self.spans.tile, self.geometry.group, self.geometry.head_width)
             scratch.out[:, head] = result.astype(self.out.dtype).reshape(shape)
 
         @pl.loop(0, span.queries)
         def _(query: Array) -> None:
-            place = span.token - self._first_fetched(span) + query
+            place = span.token - self.spans.first_fetched(span) + query
             self._result(scratch, place, span.token + query).start()
 
     def _result(self, scratch: Scratch, place: Array, token: Array) -> Ref:
