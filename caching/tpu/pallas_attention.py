@@ -24,7 +24,7 @@ from caching.page_dtype import is_scaled, rounded
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.tpu.jax_attention import block_pages
 from caching.tpu.pallas_geometry import Geometry, Ref, Table, TableBlocks, granule, piece, table_blocks
-from caching.tpu.pallas_rows import Rows
+from caching.tpu.pallas_rows import attend_rows
 from caching.tpu.pallas_spans import Spans
 from caching.tpu.pallas_writes import replicated, write_rows
 from caching.tpu.tpu_chip import LANES, SUBLANES, VMEM_LIMIT_BYTES, Chip
@@ -169,7 +169,7 @@ def _kernel(geometry: Geometry, spec: AttentionSpec, tile: int, writes: bool, *r
 
     def attend(table: Table, size: int, begin: Array, past: Array) -> None:
         mine = sinks[0].at[:, pl.ds(0, size * geometry.group)] if sinks else None
-        Rows(Spans(geometry, spec, table, size, begin, past), pages, q, out, mine).attend()
+        attend_rows(Spans(geometry, spec, table, size, begin, past), pages, q, out, mine)
 
     def attend_block(table: Table) -> None:
         attend(table, 1, *table.decodes())
