@@ -65,52 +65,19 @@ class CompiledSteps:
 
     def engine(self, others: OtherProcesses = ALONE) -> oEngine:
         """An engine that has completed its warm-up. Raises DeviceError if it is out of memory."""
-        config, shapes, model = self.served.config, self.manager.shapes, self.served.model
-        spec, costs, draft = shapes.speculation, StepCosts(shapes.cost_sizes), self.served.draft
+        config, cache, host = self.served.config, self.manager.shapes.cache, self.manager.shapes.host
         with device_errors():
             weights = self._weights()
             runner = eSurgeRunner(self.manager, config.seed, others, weights)
-        host, pool, slots, states = shapes.host, shapes.cache.states, None, None
-        pages = HBMPageManager(shapes.cache.num_pages, None if host is None else host.tier())
-        if pool is not None:
+        pages, slots = HBMPageManager(cache.num_pages, None if host is None else host.tier()), None
+        if cache.states is not None:
             of_states = None if host is None else host.states
-            slots = HBMPageManager(pool.num_slots, None if of_states is None else of_states.tier())
-            states = SequenceStates(slots, shapes.cache.page_size, config.max_num_seqs)
-        scheduler = InferenceScheduler(
-            SequenceMemory(pages, shapes.groups, states, _copy_cost(shapes), EarlierTexts(shapes.slots.num_earlier)),
-            adapters=AdapterSlots(0 if shapes.adapters is None else shapes.adapters.max_loras),
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
-            priority_preemption_threshold=config.priority_preemption_threshold,
-            client_weights=config.weights,
-            step_costs=costs,
-            speculation=None
-            if spec is None
-            else Speculation(
-                spec.num_speculative_tokens,
-                costs.seconds,
-                shapes.cost_sizes,
-                has_model=spec.has_model,
-                draft_context=None if draft is None else draft.model.max_position,
-            ),
-            inter_token_seconds=config.inter_token_seconds,
-        )
-        shared = shapes.cache.page_size if config.enable_prefix_caching else None
+            slots = HBMPageManager(cache.states.num_slots, None if of_states is None else of_states.tier())
         engine = oEngine(
-            scheduler,
+            self._scheduler(pages, slots),
             runner,
             pages,
-            ServingLimits(
-                shapes.max_model_len,
-                model.vocab_size,
-                tuple(dict.fromkeys((*model.eos_token_ids, *self.served.generation.eos_token_ids))),
-                shared,
-                self.served.generation.sampling_params,
-                max_num_seqs=config.max_num_seqs,
-                num_speculative_tokens=shapes.num_drafts,
-                prompt_lookup=spec.lookup_sizes if spec is not None and spec.method == NGRAM else None,
-            ),
+            self._limits(),
             run_ahead=config.run_ahead,
             max_failures_in_a_row=MAX_FAILURES_IN_A_ROW if config.hosts is None else 1,
             staged=self.manager.staged,
@@ -121,6 +88,50 @@ class CompiledSteps:
         )
         warm_up(engine)
         return engine
+
+    def _scheduler(self, pages: HBMPageManager, slots: HBMPageManager | None) -> InferenceScheduler:
+        """Of sequences that have these pages, and slots for their recurrent states if the model has such."""
+        config, shapes = self.served.config, self.manager.shapes
+        states = None if slots is None else SequenceStates(slots, shapes.cache.page_size, config.max_num_seqs)
+        costs = StepCosts(shapes.cost_sizes)
+        return InferenceScheduler(
+            SequenceMemory(pages, shapes.groups, states, _copy_cost(shapes), EarlierTexts(shapes.slots.num_earlier)),
+            adapters=AdapterSlots(0 if shapes.adapters is None else shapes.adapters.max_loras),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            priority_preemption_threshold=config.priority_preemption_threshold,
+            client_weights=config.weights,
+            step_costs=costs,
+            speculation=self._speculation(costs),
+            inter_token_seconds=config.inter_token_seconds,
+        )
+
+    def _speculation(self, costs: StepCosts) -> Speculation | None:
+        spec, draft = self.manager.shapes.speculation, self.served.draft
+        if spec is None:
+            return None
+        return Speculation(
+            spec.num_speculative_tokens,
+            costs.seconds,
+            self.manager.shapes.cost_sizes,
+            has_model=spec.has_model,
+            draft_context=None if draft is None else draft.model.max_position,
+        )
+
+    def _limits(self) -> ServingLimits:
+        config, shapes, model = self.served.config, self.manager.shapes, self.served.model
+        generation, spec = self.served.generation, shapes.speculation
+        return ServingLimits(
+            shapes.max_model_len,
+            model.vocab_size,
+            tuple(dict.fromkeys((*model.eos_token_ids, *generation.eos_token_ids))),
+            shapes.cache.page_size if config.enable_prefix_caching else None,
+            generation.sampling_params,
+            max_num_seqs=config.max_num_seqs,
+            num_speculative_tokens=shapes.num_drafts,
+            prompt_lookup=spec.lookup_sizes if spec is not None and spec.method == NGRAM else None,
+        )
 
     def _weights(self) -> LiveWeights:
         return LiveWeights(self.served, self.manager.decoder)
