@@ -52,7 +52,7 @@ def read_template(path: Path) -> str:
     return template
 
 
-def check_template(template: str, chat: Chat) -> None:
+def _check_template(template: str, chat: Chat) -> None:
     """Raises InvalidRequest where the template would ignore a part of the conversation."""
     names, strings = template_words(template)
     if chat.tools and names.isdisjoint(("tools", "xml_tools")):
@@ -131,7 +131,7 @@ def rendered(tokenizer: Any, chat: Chat) -> str:
     token = _budget.set(_Budget())
     try:
         template = tokenizer.get_chat_template(tools=tools)
-        check_template(template, chat)
+        _check_template(template, chat)
         names, strings = template_words(template)
         if tools and "tools" not in names:
             ends |= {"xml_tools": tools}  # SmolLM3's name of them
