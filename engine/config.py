@@ -36,6 +36,14 @@ def setting(default: Any, metavar: str, meaning: str, choices: tuple[str, ...] =
     return dataclasses.field(default=default, metadata=described)
 
 
+def check_choices(config: Any) -> None:
+    """Raises ConfigurationError if a ``setting`` of the dataclass is none of its choices, nor its default."""
+    for field in dataclasses.fields(config):
+        value, choices = getattr(config, field.name), field.metadata.get("choices", ())
+        known = not choices or value in (*choices, field.default)
+        require_setting(known, field.name, f"one of {', '.join(choices)}", value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """The operator's settings. Lengths are in tokens. An invalid one raises ConfigurationError.
@@ -227,10 +235,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.max_num_seqs is None:
             object.__setattr__(self, "max_num_seqs", max(1, min(MAX_NUM_SEQS, self.max_num_batched_tokens)))
-        for field in dataclasses.fields(self):
-            value, choices = getattr(self, field.name), field.metadata.get("choices", ())
-            known = not choices or value in (*choices, field.default)
-            require_setting(known, field.name, f"one of {', '.join(choices)}", value)
+        check_choices(self)
         for name in (
             "max_num_seqs",
             "max_model_len",

@@ -131,5 +131,5 @@ def test_the_variable_of_jax_holds_unless_a_device_is_named(tmp_path: Path, monk
 
 def test_an_unknown_device_is_refused() -> None:
     """With the ones that there are."""
-    with pytest.raises(ConfigurationError, match="device must be auto, tpu, gpu or cpu, not cuda"):
+    with pytest.raises(ConfigurationError, match="device must be one of auto, tpu, gpu, cpu, not cuda"):
         DaemonConfig(device="cuda")

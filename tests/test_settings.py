@@ -122,7 +122,7 @@ def test_a_setting_may_be_several_strings(tmp_path: Path, monkeypatch: pytest.Mo
         ("max_num_seqs = '4'", "FILE: max_num_seqs must be a whole number, not '4'"),
         ("staged_readiness = 1", "FILE: staged_readiness must be true or false, not 1"),
         ("model = 4", "FILE: model must be a string, not 4"),
-        ("log_level = 'loud'", "log_level must be debug, info, warning or error, not loud"),
+        ("log_level = 'loud'", "log_level must be one of debug, info, warning, error, not loud"),
         ("max_num_seqs = 0", "max_num_seqs must be at least 1, not 0"),
         ("max_num_seqs", "FILE is not TOML: "),
         (None, "cannot read the configuration FILE: No such file or directory"),

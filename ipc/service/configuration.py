@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from engine.config import EngineConfig, setting
-from engine.errors import ConfigurationError
+from engine.config import EngineConfig, check_choices, setting
+from engine.errors import require_setting
 from ipc.process.logs import configure_logging, set_level
 from ipc.service.device_choice import DEVICES
 from ipc.service.http_config import HttpConfig
@@ -67,19 +67,10 @@ class DaemonConfig:
     log_format: str = setting("text", "", "format of the log on stderr", choices=LOG_FORMATS)
 
     def __post_init__(self) -> None:
-        if not self.drain_timeout >= 0:
-            raise ConfigurationError(f"drain_timeout must be 0 or more seconds, not {self.drain_timeout}")
-        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
-            raise ConfigurationError(f"metrics_port must be 0 to 65535, not {self.metrics_port}")
-        for name, choices in (
-            ("log_level", LOG_LEVELS),
-            ("log_format", LOG_FORMATS),
-            ("socket_access", SOCKET_ACCESS),
-            ("device", DEVICES),
-        ):
-            value = getattr(self, name)
-            if value not in choices:
-                raise ConfigurationError(f"{name} must be {_either(choices)}, not {value}")
+        require_setting(self.drain_timeout >= 0, "drain_timeout", "0 or more seconds", self.drain_timeout)
+        port = self.metrics_port
+        require_setting(port is None or 0 <= port <= 65535, "metrics_port", "0 to 65535", port)
+        check_choices(self)
 
 
 def default_profile_directory() -> Path | None:
@@ -88,10 +79,6 @@ def default_profile_directory() -> Path | None:
         return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "odriver" / "profiles"
     except RuntimeError:
         return None
-
-
-def _either(choices: tuple[str, ...]) -> str:
-    return f"{', '.join(choices[:-1])} or {choices[-1]}"
 
 
 ReadConfig = Callable[[], tuple[EngineConfig, DaemonConfig, HttpConfig]]

@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config import setting
-from engine.errors import ConfigurationError
+from engine.config import check_choices, setting
+from engine.errors import ConfigurationError, require_setting
 from ipc.process.http_socket import HOST, MAX_CONNECTIONS, PORT, check_reach, host_and_port
 
 TOOL_CALL_PARSERS = (
@@ -51,12 +51,8 @@ class HttpConfig:
     )
 
     def __post_init__(self) -> None:
-        for name, choices in (("tool_call_parser", TOOL_CALL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
-            value = getattr(self, name)
-            if value is not None and value not in choices:
-                raise ConfigurationError(f"{name} must be one of {', '.join(choices)}, not {value}")
-        if self.max_connections < 1:
-            raise ConfigurationError(f"max_connections must be 1 or more, not {self.max_connections}")
+        check_choices(self)
+        require_setting(self.max_connections >= 1, "max_connections", "1 or more", self.max_connections)
         if self.api_key is not None and not _API_KEY.fullmatch(self.api_key):
             raise ConfigurationError("api_key must be of 1 to 512 letters, digits and signs, without spaces")
         for name in ("ssl_certfile", "ssl_keyfile"):
