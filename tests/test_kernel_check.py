@@ -28,6 +28,7 @@ from engine.models.weights.int4 import Int4Experts
 from engine.models.weights.weight_format import Layout
 from engine.sampling.cpu_sampler import CPU_SAMPLING
 from engine.sampling.operations import XLA_SAMPLING
+from engine.sampling.sampler_inputs import NUM_FIELDS, PARAMETERS
 from engine.served_model import served_model
 from engine.step import backend_choice, kernel_check
 from engine.step.backend_choice import xla_backend
@@ -232,13 +233,14 @@ def test_a_wrong_matrix_product_is_replaced_by_xla(directory, monkeypatch):
 
 
 def test_a_check_makes_one_program_of_each_kernel():
-    """Every start makes them: what is beside the kernel is numpy's. Attention's has two, of inputs apart and in one array."""
+    """Every start makes them: what is beside the kernel is numpy's. Attention's has two, of inputs apart and in one array, and
+    so has sampling, of what changes logits and what draws from them."""
     before = num_compilations()
 
     assert error_of(CPUAttention(), AttentionSpec(0.27)) < EXACT
     assert [product_fault(), rows_fault(), sampling_fault()] == [None] * 3
 
-    assert num_compilations() == before + 5
+    assert num_compilations() == before + 6
 
 
 @pytest.mark.parametrize("wrong", range(3))
@@ -271,10 +273,10 @@ def test_norms_that_are_wrong_are_replaced_by_xla(directory, monkeypatch, wrong)
 
 
 @pytest.mark.usefixtures("checks_anew")
-@pytest.mark.parametrize("wrong", ["bias", "penalties", "mask", "count of tokens"])
+@pytest.mark.parametrize("wrong", ["bias", "penalties", "mask", "count of tokens", "draw"])
 def test_changes_of_logits_that_are_wrong_are_left_to_xla(directory, monkeypatch, wrong):
     """As is all between logits and tokens then."""
-    names = {"bias": "apply_bias", "mask": "mask_logits"}
+    names = {"bias": "apply_bias", "mask": "mask_logits", "draw": "draw"}
     name = names.get(wrong, "apply_penalties")
     right = getattr(CPU_SAMPLING, name)
 
@@ -282,6 +284,8 @@ def test_changes_of_logits_that_are_wrong_are_left_to_xla(directory, monkeypatch
         if name == "mask_logits":
             return right(*given).at[0, -1].add(0.01)
         state, logits = right(*given)
+        if name == "draw":  # of tokens, and the last ones
+            return state.at[0].add(1), logits
         if wrong == "count of tokens":
             return replace(state, counts=state.counts.at[0, 0].add(1)), logits
         return state, logits.at[0, -2].add(0.01)
@@ -292,6 +296,72 @@ def test_changes_of_logits_that_are_wrong_are_left_to_xla(directory, monkeypatch
 
     assert f"by XLA: {wrong} differs from numpy's by" in backend.description
     assert (backend.sampling, backend.rows, backend.replaced) == (XLA_SAMPLING, CPU_ROWS, ("sampling",))
+
+
+def asking(**named):
+    """A change of what rows ask a draw for."""
+
+    def change(logits, packed):
+        for name, value in named.items():
+            number = NUM_FIELDS - len(PARAMETERS) + [*PARAMETERS].index(name)
+            packed = packed.at[number].set(np.array(value, PARAMETERS[name]).view(np.int32))
+        return logits, packed
+
+    return change
+
+
+WRONG_DRAWS = {
+    "temperature": asking(temperature=1),
+    "greedy": asking(temperature=0),
+    "top_k": asking(top_k=0),
+    "top_p": asking(top_p=1),
+    "min_p": asking(min_p=0),
+    "seeds": asking(seeds=0),
+    "positions": lambda logits, packed: (logits, packed.at[3].add(1)),
+    "the last of equals": lambda logits, packed: (logits.at[:, 30 + 202].add(1e-5), packed),
+    "a part of a block": lambda logits, packed: (logits.at[:, 256:].set(-99), packed),
+    "one row": lambda logits, packed: (logits.at[-1, 131].set(-99), packed),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_DRAWS)
+def test_a_draw_that_is_wrong_is_found_out(monkeypatch, wrong):
+    """Whatever it leaves out of what a row asks for, or of its logits."""
+
+    def draw(logits, inputs, *rest):
+        changed, packed = WRONG_DRAWS[wrong](logits, inputs.packed)
+        return CPU_SAMPLING.draw(changed, replace(inputs, packed=packed), *rest)
+
+    monkeypatch.setattr(kernel_check, "CPU_SAMPLING", replace(CPU_SAMPLING, draw=draw))
+
+    assert "draw differs from numpy's by" in (sampling_fault() or "")
+
+
+@pytest.mark.parametrize("wrong", ["last token", "log-probability", "rank", "likeliest token"])
+def test_what_is_kept_and_said_of_a_draw_is_checked_too(monkeypatch, wrong):
+    """The token that the next step is fed, and each part of the log-probabilities."""
+
+    def draw(*given):
+        tokens, last = CPU_SAMPLING.draw(*given)
+        return tokens, last.at[1].add(wrong == "last token")
+
+    def compute_logprobs(logits, tokens):
+        found = CPU_SAMPLING.compute_logprobs(logits, tokens)
+        column = {"log-probability": -1, "rank": 1, "likeliest token": 2}.get(wrong)
+        return found if column is None else found.at[-1, column].add(2**20)
+
+    changed = replace(CPU_SAMPLING, draw=draw, compute_logprobs=compute_logprobs)
+    monkeypatch.setattr(kernel_check, "CPU_SAMPLING", changed)
+
+    assert f"{wrong} differs from" in (sampling_fault() or "")
+
+
+@pytest.mark.thorough
+def test_what_a_draw_is_held_against_is_what_xla_draws(monkeypatch):
+    """Of the same logits, rows and key."""
+    monkeypatch.setattr(kernel_check, "CPU_SAMPLING", XLA_SAMPLING)
+
+    assert kernel_check._draw_fault() is None
 
 
 @pytest.mark.usefixtures("checks_anew")

@@ -182,7 +182,7 @@ def _products() -> Iterator[Measurement]:
     for name, what, find in (
         ("matrix product", "float32, bfloat16, 8 and 4 bits", product_fault),
         ("norm", "norms, gates and additions", rows_fault),
-        ("sampling", "bias, penalties and masks", sampling_fault),
+        ("sampling", "bias, penalties, masks, draws and log-probabilities", sampling_fault),
     ):
         fault = find()
         state = "bad" if fault else "good"
