@@ -320,7 +320,7 @@ WRONG_DRAWS = {
     "positions": lambda logits, packed: (logits, packed.at[3].add(1)),
     "the last of equals": lambda logits, packed: (logits.at[:, 30 + 202].add(1e-5), packed),
     "a part of a block": lambda logits, packed: (logits.at[:, 256:].set(-99), packed),
-    "one row": lambda logits, packed: (logits.at[-1, 131].set(-99), packed),
+    "one row": lambda logits, packed: (logits.at[-1, 68].set(-99), packed),
 }
 
 

@@ -240,11 +240,12 @@ DRAWS = {
     "top_k": (0, 0, 0, 0, 5, 0, 0),
     "top_p": (1, 1, 1, 1, 1, 0.3, 1),
     "min_p": (0, 0, 0, 0, 0, 0, 0.4),
-    "seeds": (0, 0, 2**32 - 1, 2, 3, 4, 8),
+    "seeds": (0, 0, 2**32 - 1, 2, 3, 4, 2),
 }
 """Rows of the same logits that each ask for something else, without which their token would be another."""
-DRAWN = (30, 281, 221, 78, 60, 221, 131)
-"""What ``sampler.sample`` draws for them: to compile it takes longer than a start has."""
+DRAWN = (30, 281, 221, 78, 60, 221, 68)
+"""What ``sampler.sample`` draws for them, which takes seconds to compile. No random number is within a
+thousandth of another token's, so that rounding makes no difference."""
 
 
 def _draw_fault() -> str | None:
