@@ -58,6 +58,8 @@ class CompiledSteps:
 
     served: ServedModel
     manager: ExecutionManager
+    fingerprint: str
+    """See oEngine."""
 
     def executor(self) -> StepExecutor:
         """The part of an engine that runs on this process's devices."""
@@ -85,6 +87,7 @@ class CompiledSteps:
             states=slots,
             weights=weights,
             description=self.served.describe(),
+            fingerprint=self.fingerprint,
         )
         warm_up(engine)
         return engine
@@ -223,7 +226,8 @@ class _Start:
     def __init__(self, served: ServedModel, decoders: Decoders, report: Report, begin: Begin) -> None:
         self._served, self._decoders = served, decoders
         self._report, self._begin = report, begin
-        self._has_weights = False
+        self._fingerprint: str | None = None
+        """None before the weights are there."""
 
     def compiled(self, planner: CachePlanner) -> CompiledSteps:
         """The steps compiled over the planner's pool, which shrinks if they need more scratch.
@@ -237,7 +241,7 @@ class _Start:
                 jax.block_until_ready(self._served.allocator(shapes.cache)())  # probe, freed at once
             manager = self._begin(self._served, self._decoders, shapes)
             try:
-                self._load()
+                fingerprint = self._load()
                 manager.adopt_weights()
                 with device_errors():
                     manager.complete(self._report)
@@ -245,14 +249,14 @@ class _Start:
                 manager.abandon()
                 raise
             if planner.fits(manager.scratch_bytes):
-                return CompiledSteps(self._served, manager)
+                return CompiledSteps(self._served, manager, fingerprint)
 
-    def _load(self) -> None:
-        if not self._has_weights:
-            self._served.load_all(
+    def _load(self) -> str:
+        if self._fingerprint is None:
+            self._fingerprint = self._served.load_all(
                 self._decoders, lambda done, total: self._report(Progress("loading weights", done, total, "bytes"))
             )
-            self._has_weights = True
+        return self._fingerprint
 
 
 def _copy_cost(shapes: StepShapes) -> CopyCost | None:

@@ -46,10 +46,14 @@ class oEngine:
         states: HBMPageManager | None = None,
         weights: LiveWeights | None = None,
         description: Mapping[str, str] | None = None,
+        fingerprint: str = "",
     ) -> None:
         self.limits = limits
         self.description = description or {}
         """The model and its device, in words by name."""
+        self.fingerprint = fingerprint
+        """What it shares with engines that make the same tokens of the same, but for rounding, by the weights of the
+        start."""
         self._scheduler = scheduler
         self._runner = runner
         self._pages, self._states = pages, states

@@ -1,5 +1,7 @@
 """A model on this machine: its devices, its dtypes and its backend."""
 
+import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +27,7 @@ from engine.models.layers.experts import ExpertsSpec
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import ModelSpec
+from engine.models.weights.sources.fingerprint import fingerprint
 from engine.models.weights.sources.opening import check_weights, open_weights
 from engine.models.weights.store import AnyDecoder, abstract_decoder, parameter_bytes, put
 from engine.models.weights.weight_format import Layout, WeightFormat
@@ -32,6 +35,8 @@ from engine.speculation.read_draft import read_draft
 from engine.step.backend import Backend
 from engine.step.backend_choice import choose_backend, default_page_size
 from engine.step.kernel_check import checked, trial_of
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Decoders(NamedTuple):
@@ -109,16 +114,26 @@ class ServedModel:
         assert isinstance(model, Decoder)
         return Decoders(model, draft)
 
-    def load(self, decoder: AnyDecoder, progress: Callable[[int, int], None]) -> None:
-        """Give the decoder, or the draft head, its weights. Raises as ``put`` does."""
+    def load(self, decoder: AnyDecoder, progress: Callable[[int, int], None]) -> str:
+        """Give the decoder, or the draft head, its weights; returns the fingerprint. Raises as ``put`` does."""
         with open_weights(self.config.directory, self.config.weights_url) as source:
             put(source, decoder, self.weight_format, mesh=self.mesh, progress=progress)
+            return self._fingerprint(fingerprint(source))
 
-    def load_all(self, decoders: Decoders, progress: Callable[[int, int], None]) -> None:
-        """Give both their weights. Raises as ``load`` does."""
-        self.load(decoders.model, progress)
+    def load_all(self, decoders: Decoders, progress: Callable[[int, int], None]) -> str:
+        """Give both their weights; returns the model's fingerprint. Raises as ``load`` does."""
+        found = self.load(decoders.model, progress)
         if self.draft is not None and decoders.draft is not None:
             self.draft.load(decoders.draft, progress)
+        return found
+
+    def _fingerprint(self, tensors: int) -> str:
+        """What two engines share that make the same tokens of the same, but for rounding: of the model, its tensors,
+        what they are rounded to, and the seed. Drafts change no token."""
+        of_adapters = self.dtype.name if self.config.lora_dtype == "auto" else self.config.lora_dtype
+        formats = self.dtype.name, self.kv_dtype.name, self.quantization, of_adapters
+        facts = without_addresses(repr((self.model, tensors, formats, self.config.seed)))
+        return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
 
     def describe(self) -> dict[str, str]:
         """The model and its device, in words."""
@@ -152,6 +167,11 @@ class ServedModel:
         head = None if self.draft is None else self.draft.model.head
         used = head.prefix if isinstance(head, MTPHeadSpec) else None
         return [name for prefix, name in self.model.unserved if prefix != used]
+
+
+def without_addresses(described: str) -> str:
+    """What ``repr`` says, the same in each process."""
+    return _ADDRESS.sub("", described)
 
 
 def served_model(config: EngineConfig) -> ServedModel:

@@ -260,13 +260,22 @@ def serving(
     defaults: dict[str, float] | None = None,
     enable_lora: bool = False,
     weights_root: Root | None = None,
+    fingerprint: str = "",
 ) -> Iterator[Server]:
     """A server for the time of a with statement; it has not failed at its end."""
     failures: SimpleQueue[str] = SimpleQueue()
     server = build_server(address, failures.put, authority, profiles, weights_root)
     server.start()
     limits = msgspec.structs.replace(LIMITS, default_sampling_params=defaults or {})
-    server.open(driver, model=model, limits=limits, metrics=metrics, aliases=aliases, enable_lora=enable_lora)
+    server.open(
+        driver,
+        model=model,
+        limits=limits,
+        metrics=metrics,
+        aliases=aliases,
+        enable_lora=enable_lora,
+        fingerprint=fingerprint,
+    )
     try:
         yield server
     finally:

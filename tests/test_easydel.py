@@ -17,11 +17,11 @@ from tokenizer_files import build_byte_level, write_tokenizer
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.hub.obtain import obtained
-from engine.live.read_files import fingerprint
 from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.models.weights.sources.easydel import TENSORSTORE_INDEX, easydel_checkpoint
+from engine.models.weights.sources.fingerprint import fingerprint
 from engine.models.weights.sources.opening import check_weights, open_weights
 from engine.models.weights.store import load_decoder
 from ipc.service.start_up import _facts_of_files

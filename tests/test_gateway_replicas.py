@@ -200,9 +200,9 @@ def test_it_goes_on_from_one_to_the_other_and_back(replicas: list[RemoteDaemon])
     assert resumed.resume_token_ids == [[1, 2]]
 
 
-@pytest.mark.parametrize("other", [{"model": "owl"}, {"defaults": {"temperature": 0.5}}])
+@pytest.mark.parametrize("other", [{"model": "owl"}, {"defaults": {"temperature": 0.5}}, {"fingerprint": "b"}])
 def test_what_would_answer_otherwise_does_not_go_on(replicas: list[RemoteDaemon], other: dict[str, Any]) -> None:
-    """Another model, or the same with other defaults: the request waits for its own daemon."""
+    """Another model, or the same with other defaults or weights: the request waits for its own daemon."""
     with pair(replicas, other=other) as both, begun(both.http, both.first) as (_, lines):
         both.end_first()
         with serving(replicas[0].address, back := FakeDriver()):
@@ -210,6 +210,36 @@ def test_what_would_answer_otherwise_does_not_go_on(replicas: list[RemoteDaemon]
             assert reason(lines) == "length"
 
         assert not both.second.submitted
+
+
+def test_what_has_not_begun_goes_to_any_fingerprint(replicas: list[RemoteDaemon]) -> None:
+    """Its first token decides who can go on with it from there."""
+    body = {"prompt": "hold", "model": "parrot"}
+    with pair(replicas, fingerprint="a", other={"fingerprint": "b"}) as both, ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(both.http.post, TEXT, json=body)
+        both.first.take()
+        both.end_first()
+        both.second.say(both.second.take(), "once", [1])
+        with serving(replicas[0].address, other := FakeDriver(), fingerprint="a"):
+            assert both.http.get("/v1/models").status_code == 200  # which looks for those that are away
+            until(lambda: replicas[0].client.is_connected)
+            both.end_second()
+            with serving(replicas[1].address, back := FakeDriver(), fingerprint="b"):
+                back.finish(resumed := back.take(), "length", 1)
+                assert answer.result(PATIENCE).json()["choices"][0]["text"] == "once"
+
+    assert (resumed.resume_token_ids, other.submitted) == ([[1]], [])
+
+
+def test_what_comes_back_with_another_fingerprint_does_not_go_on(replicas: list[RemoteDaemon]) -> None:
+    """Where no daemon is as the one that began, the request ends and says why."""
+    with (
+        pair(replicas, fingerprint="a", other={"fingerprint": "b"}) as both,
+        begun(both.http, both.first) as (_, lines),
+    ):
+        both.end_first()
+        with serving(replicas[0].address, FakeDriver(), fingerprint="b"):
+            assert "(fingerprint b, and not a any more)" in told(lines)[-1]["error"]["message"]
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -19,9 +19,10 @@ from engine.hosts import remote_weights
 from engine.hosts.processes import Leader
 from engine.hosts.remote_weights import RemoteProcess
 from engine.hosts.sent_weights import stage_as_told
-from engine.live.read_files import fingerprint, open_files
+from engine.live.read_files import open_files
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import StartWeights, WeightArrays, WeightFiles
+from engine.models.weights.sources.fingerprint import fingerprint
 from engine.models.weights.sources.tensor_source import Arrays
 from engine.step.commands import DiscardWeights, decode_command
 from ipc.client import Client

@@ -10,25 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
-import jax
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
-from engine.models.weights.sources.bucket_source import BucketCheckpoint
 from engine.models.weights.sources.checkpoint import SafetensorsSource, Stored, weight_files
-from engine.models.weights.sources.easydel import EasyDeLCheckpoint
 from engine.models.weights.sources.safetensors_header import entries, header_size
-from engine.models.weights.sources.tensor_source import TensorSource
-
-COMPARED_TENSORS = 256
-COMPARED_PARTS = 32
-"""Tensors of a bucket or of EasyDeL's arrays, each of which costs a request, or a part of an array."""
-BEGINNING = 4096
-"""Bytes of each of them."""
 
 
 @dataclass(frozen=True)
@@ -68,39 +57,9 @@ class ReadCheckpoint(SafetensorsSource[FilePart]):
             self._last = name, stored.file.read(stored.begin, info.nbytes).view(info.dtype).reshape(info.shape)
         return self._last[1][index]
 
-    def beginning(self, name: str) -> bytes:
-        """The first bytes of a tensor."""
-        stored = self.tensors[name]
-        return stored.file.read(stored.begin, min(BEGINNING, self.info(name).nbytes)).tobytes()
-
-
-def fingerprint(source: TensorSource) -> int:
-    """A number that two sources share if they have the same tensors.
-
-    Of names, dtypes and shapes, and where each host reads files or a bucket by itself, of the
-    first numbers of COMPARED_TENSORS: after a step of training nearly all are others.
-    """
-    names, found = sorted(source.names), 0
-    for name in names:
-        info = source.info(name)
-        found = crc32(f"{name} {info.dtype} {info.shape}".encode(), found)
-    if isinstance(source, ReadCheckpoint):
-        compared = COMPARED_TENSORS
-    elif isinstance(source, BucketCheckpoint | EasyDeLCheckpoint) and jax.process_count() > 1:
-        compared = COMPARED_PARTS
-    else:
-        return found
-    for name in names[:: -(-len(names) // compared)]:
-        found = crc32(_beginning(source, name), found)
-    return found
-
-
-def _beginning(source: TensorSource, name: str) -> bytes:
-    """The first numbers of a tensor."""
-    if isinstance(source, ReadCheckpoint):
-        return source.beginning(name)
-    shape = source.info(name).shape
-    return source.read(name, (*(slice(0, 1) for _ in shape[:-1]), *(slice(0, size) for size in shape[-1:]))).tobytes()
+    def first_bytes(self, stored: Stored[FilePart], count: int) -> bytes:
+        """See SafetensorsSource."""
+        return stored.file.read(stored.begin, count).tobytes()
 
 
 @contextmanager

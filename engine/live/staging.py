@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
 from engine.hardware.host_memory import available_bytes
-from engine.live.read_files import fingerprint
+from engine.live.read_files import ReadCheckpoint
 from engine.live.weight_source import Rereadable
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
@@ -28,6 +28,7 @@ from engine.models.weights.forms import dense_leaf
 from engine.models.weights.parameters import Parameter
 from engine.models.weights.pieces import given
 from engine.models.weights.placement import as_leaf, delete, device_indices, device_parts, fill, made_of, table_padding
+from engine.models.weights.sources.fingerprint import fingerprint
 from engine.models.weights.sources.tensor_source import TensorSource
 from engine.models.weights.store import Served, matched, room
 from engine.models.weights.weight_format import WeightFormat
@@ -95,10 +96,10 @@ def stage(
     num_bytes = sum(_num_bytes(entry.parameter, form, mesh) for entry, _, _ in wanted)
     _check_memory(source.origin, num_bytes)
     staged = deque(_stage(read, entry, place, layer, form, mesh) for entry, place, layer in wanted)
+    # Each of several hosts reads a bucket, or EasyDeL's arrays, by itself; one host has nobody to compare with.
+    compared = fingerprint(source, of_numbers=isinstance(source, ReadCheckpoint) or jax.process_count() > 1)
     is_whole = len(wanted) == sum(len(entry.sources) for entry, _ in entries) and not any(new.masks for new in staged)
-    return StagedWeights(
-        number, source.origin, again, fingerprint(source), is_whole, num_bytes, len(source.names), staged
-    )
+    return StagedWeights(number, source.origin, again, compared, is_whole, num_bytes, len(source.names), staged)
 
 
 def write(staged: StagedWeights, decoder: Decoder, form: WeightFormat, mesh: DeviceMesh) -> None:

@@ -59,6 +59,8 @@ class Resumption:
         self._losses = self._faults = 0
         self._server: tuple[str, int] | None = None
         """Model and vocabulary of the daemon that it began with."""
+        self._fingerprint = ""
+        """Of the daemon that it was last sent to."""
         self._model = model
         self._adapter = ""
         """What that is the name of there, "" for the model itself, which may lose a name and is still the same."""
@@ -71,6 +73,12 @@ class Resumption:
         self._num_prompt_logprobs = 0
         self._come_again = 0
         """Log-probabilities of the prompt that are known and will come again."""
+
+    @property
+    def fingerprint(self) -> str | None:
+        """That of the daemons that can go on with it; None before anything of the answer has come: any may begin."""
+        has_begun = any(self._token_ids.values()) or self._ended or self._num_prompt_logprobs
+        return self._fingerprint if has_begun else None
 
     @property
     def weight_version(self) -> int | None:
@@ -166,13 +174,19 @@ class Resumption:
                 f"the daemon now serves {welcome.model} ({welcome.vocab_size} tokens), and not {model} ({vocab_size}) any"
                 " more: what that began cannot be gone on with"
             )
+        if self.fingerprint not in (None, welcome.fingerprint):
+            return (
+                f"the daemon now serves {welcome.model} by other weights, dtypes, tokenizer or seed (fingerprint "
+                f"{welcome.fingerprint or 'unknown'}, and not {self._fingerprint or 'unknown'} any more): what those began "
+                "cannot be gone on with"
+            )
         if self._server is None:
             self._adapter = welcome.adapter_of(self._model)
         elif self._token_ids and self._adapter in welcome.models:
             return (
                 f"{self._adapter!r} was an adapter, and is the model itself now: what it began cannot be gone on with"
             )
-        self._server, self._enable_lora = server, welcome.enable_lora
+        self._server, self._enable_lora, self._fingerprint = server, welcome.enable_lora, welcome.fingerprint
         return None
 
 

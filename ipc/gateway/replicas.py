@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from ipc.async_client import AsyncClient, succeeded
 from ipc.connection.call import Interrupted
-from ipc.connection.retry import GOING, RESTING
+from ipc.connection.retry import GOING, RESTING, Resumption
 from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed
 from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.access.callers import Caller
@@ -74,11 +74,11 @@ class _GoingOn(NamedTuple):
         """Another replica that takes requests, the last daemon where it does, or whichever does so first."""
         while True:
             obstacles = [obstacle for daemon in self.daemons if (obstacle := daemon.obstacle()) is not None]
-            if others := await self.others(last, interrupted.resumption.weight_version):
+            if others := await self.others(last, interrupted.resumption):
                 return self.daemons.next_of(others)
             if interrupted.failure is None:
                 raise interrupted.why
-            if self._may_return_to(last) and await self._connects(last):
+            if self._may_return_to(last, interrupted.resumption.fingerprint) and await self._connects(last):
                 return last
             seconds = min(RETRY_INTERVAL, interrupted.deadline - time.monotonic())
             if seconds <= 0:
@@ -87,9 +87,10 @@ class _GoingOn(NamedTuple):
             for ended in (await asyncio.wait([pause, *obstacles], return_when=asyncio.FIRST_COMPLETED))[0]:
                 ended.result()
 
-    async def others(self, last: RemoteDaemon, weight_version: int | None = None) -> list[RemoteDaemon]:
-        """Those but the last that can have the request now, by weights of this version, None for any."""
-        replicas = [daemon for daemon in self.daemons if daemon is not last and self._is_replica(daemon)]
+    async def others(self, last: RemoteDaemon, begun: Resumption | None = None) -> list[RemoteDaemon]:
+        """Those but the last that can have the request now, and go on with what has come of it."""
+        fingerprint, weight_version = (None, None) if begun is None else (begun.fingerprint, begun.weight_version)
+        replicas = [daemon for daemon in self.daemons if daemon is not last and self._is_replica(daemon, fingerprint)]
         return [
             daemon
             for daemon in replicas
@@ -98,13 +99,17 @@ class _GoingOn(NamedTuple):
             and await _has_weights(daemon, weight_version)
         ]
 
-    def _may_return_to(self, last: RemoteDaemon) -> bool:
+    def _may_return_to(self, last: RemoteDaemon, fingerprint: str | None) -> bool:
         """Whether it is there, and is a replica still or the only one there was."""
-        return last.obstacle() is None and (self._is_replica(last) or not any(map(self._is_replica, self.daemons)))
+        replicas = [daemon for daemon in self.daemons if self._is_replica(daemon, fingerprint)]
+        return last.obstacle() is None and (last in replicas or not replicas)
 
-    def _is_replica(self, daemon: RemoteDaemon) -> bool:
-        """Whether it answers as the first does, by what it last said in its welcome."""
-        return bool(daemon.models) and _served(daemon.client.welcome) == _served(self.welcome)
+    def _is_replica(self, daemon: RemoteDaemon, fingerprint: str | None) -> bool:
+        """Whether it answers as the first does, by what it last said in its welcome: of this fingerprint, None for
+        any."""
+        if not daemon.models or _served(daemon.client.welcome) != _served(self.welcome):
+            return False
+        return fingerprint in (None, daemon.client.welcome.fingerprint)
 
     async def _can_have_it(self, daemon: RemoteDaemon) -> bool:
         """Whether the caller can be connected to it, and it has the adapter for it."""

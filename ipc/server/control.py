@@ -262,7 +262,8 @@ class Control:
         snapshot: dict[str, Any] = msgspec.to_builtins(self._driver.status())
         snapshot["stages"] |= self._socket_stages()
         aliases = {"aliases": self._welcome.aliases} if self._welcome.aliases else {}
-        return {"model": self._welcome.model, **aliases, "clients": self._num_clients(), **snapshot}
+        fingerprint = {"fingerprint": self._welcome.fingerprint} if self._welcome.fingerprint else {}
+        return {"model": self._welcome.model, **aliases, **fingerprint, "clients": self._num_clients(), **snapshot}
 
 
 def _not_yours(tenant: Tenant) -> str:

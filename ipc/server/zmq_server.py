@@ -96,6 +96,7 @@ class Server:
         aliases: Sequence[str] = (),
         *,
         enable_lora: bool = False,
+        fingerprint: str = "",
     ) -> None:
         """Begin to answer, waiting clients first; ``metrics`` returns Prometheus's text."""
         welcome = Welcome(
@@ -111,6 +112,7 @@ class Server:
             silence_limit=SILENCE_LIMIT,
             client_id="",
             enable_lora=enable_lora,
+            fingerprint=fingerprint,
         )
         clients = Clients(driver, welcome, self._work.outbox, self._work.send, self._current)
         self._work.open(clients)

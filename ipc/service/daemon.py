@@ -157,6 +157,7 @@ class Daemon:
             self._monitor.metrics,
             loaded.aliases,
             enable_lora=loaded.enable_lora,
+            fingerprint=loaded.fingerprint,
         )
         if self._gateway is not None:
             self._gateway.wait_until_settled()

@@ -1,6 +1,7 @@
 """From an EngineConfig to a driver that can be started: what takes time in a start."""
 
 import gc
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -79,6 +80,8 @@ class Loaded:
     """Further names of the model."""
     enable_lora: bool = False
     """Whether requests may name adapters."""
+    fingerprint: str = ""
+    """What it shares with daemons that answer as it does, but for rounding, by the weights of the start."""
     leave: Callable[[int, str], None] = lambda code, why: None  # noqa: ARG005
     """Has the processes of other hosts end with this exit code, and why."""
 
@@ -198,7 +201,14 @@ def _driven(
     }
     metrics = DriverMetrics(driver, name, cache_config)
     freeze_heap()
-    return Loaded(driver, name, driver.limits, facts, metrics, tuple(aliases), config.enable_lora)
+    fingerprint = _fingerprint(engine.fingerprint, tokenizer, driver.limits)
+    return Loaded(driver, name, driver.limits, facts, metrics, tuple(aliases), config.enable_lora, fingerprint)
+
+
+def _fingerprint(of_engine: str, tokenizer: "HuggingFaceTokenizer", limits: ServingLimits) -> str:
+    """The engine's, with what else decides a prompt's tokens and where an output ends."""
+    facts = of_engine, tokenizer.definition(), tokenizer.info(), limits.eos_token_ids
+    return hashlib.blake2b(repr(facts).encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 def freeze_heap() -> None:

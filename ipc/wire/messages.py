@@ -126,7 +126,9 @@ class Welcome(Message, frozen=True):
     log and in ``abort_request``. ``aliases`` are further names of the model.
     ``default_sampling_params`` are its own values of parameters that requests leave out;
     ``max_tokens`` among them is a limit of every request. With ``enable_lora`` requests may name
-    adapters.
+    adapters. ``fingerprint`` is shared by daemons that make the same tokens of the same, but for
+    rounding, by the weights of their start: of the checkpoint, the dtypes and quantization, the
+    tokenizer and the seed.
     """
 
     version: int
@@ -141,6 +143,7 @@ class Welcome(Message, frozen=True):
     aliases: list[str] = []
     default_sampling_params: dict[str, Any] = {}
     enable_lora: bool = False
+    fingerprint: str = ""
 
     @property
     def models(self) -> list[str]:

@@ -8,7 +8,6 @@ made from.
 import hashlib
 import logging
 import os
-import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -21,7 +20,7 @@ import caching
 import engine
 from caching.instruction_set import processor
 from engine.models.weights.store import AnyDecoder
-from engine.served_model import Decoders, ServedModel
+from engine.served_model import Decoders, ServedModel, without_addresses
 from engine.step.executables.stored import PREFIX, StoredExecutables
 from engine.step.step_shapes import StepShapes
 
@@ -32,7 +31,6 @@ SETTINGS = ("JAX_", "XLA_", "LIBTPU_", "TPU_", "NPROC")
 """How the names of environment variables begin that compilers read."""
 CACHE = "jax_compilation_cache_dir"
 SOURCES = (".py", ".cc", ".h")
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def stored_executables(served: ServedModel, decoders: Decoders, shapes: StepShapes) -> StoredExecutables | None:
@@ -93,13 +91,13 @@ def _described(served: ServedModel) -> str:
     """What its programs depend on, but for the addresses of functions, whose sources are in the
     identity."""
     fields = served.partition, served.backend, served.page_size, served.dtype, served.kv_dtype, served.quantization
-    return _ADDRESS.sub("", repr(fields)) + ("" if served.draft is None else _described(served.draft))
+    return without_addresses(repr(fields)) + ("" if served.draft is None else _described(served.draft))
 
 
 def _weights(decoder: AnyDecoder) -> Iterator[str]:
     """The tree of a decoder's weights, with the forms of the quantised ones, and of each array its
     shape, dtype and sharding."""
     leaves, tree = jax.tree_util.tree_flatten(nnx.state(decoder))
-    yield _ADDRESS.sub("", str(tree))
+    yield without_addresses(str(tree))
     for leaf in leaves:
         yield f"{leaf.shape} {leaf.dtype} {leaf.sharding}"

@@ -7,7 +7,7 @@ file that GOOGLE_APPLICATION_CREDENTIALS names. STORAGE_EMULATOR_HOST is another
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,6 +50,16 @@ class BucketCheckpoint(SafetensorsSource[Any]):
             self._last[name] = bounds, self._rows(name, *bounds)
         rows = self._last[name][1]
         return rows[(slice(None), *index[1:])] if shape else rows.reshape(())
+
+    def beginnings(self, names: Sequence[str], count: int) -> Iterable[bytes]:
+        """As of any source; several are asked for at once. Raises DownloadFailed."""
+        with bucket_errors(self.origin):
+            stored = [self.tensors[name] for name in names]
+            return list(self.pool.map(self.first_bytes, stored, (min(count, one.num_bytes) for one in stored)))
+
+    def first_bytes(self, stored: Stored[Any], count: int) -> bytes:
+        """See SafetensorsSource."""
+        return _downloaded(stored.file, stored.begin, stored.begin + count) if count else b""
 
     def _rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         stored, info = self.tensors[name], self.info(name)
@@ -94,13 +104,17 @@ def read_range(origin: str, blob: Any, begin: int, end: int, pool: ThreadPoolExe
     """The bytes of a file in a bucket from ``begin`` up to ``end``; raises DownloadFailed."""
 
     def part(at: int) -> bytes:
-        return bytes(blob.download_as_bytes(start=at, end=min(at + RANGE_BYTES, end) - 1, checksum=None))
+        return _downloaded(blob, at, min(at + RANGE_BYTES, end))
 
     with bucket_errors(origin):
         content = b"".join(pool.map(part, range(begin, end, RANGE_BYTES)))
     if len(content) != end - begin:
         raise DownloadFailed(f"{origin}: {blob.name} ends after {begin + len(content)} bytes, not {end}")
     return content
+
+
+def _downloaded(blob: Any, begin: int, end: int) -> bytes:
+    return bytes(blob.download_as_bytes(start=begin, end=end - 1, checksum=None))
 
 
 def bucket_checkpoint(url: str, files: list[str], pool: ThreadPoolExecutor) -> BucketCheckpoint:

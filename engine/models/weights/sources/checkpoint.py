@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -38,6 +38,12 @@ class Stored(Generic[File]):
     """Of its bytes in the file."""
     entry: Entry
 
+    @property
+    def num_bytes(self) -> int:
+        """Its bytes in the file."""
+        begin, end = self.entry.data_offsets
+        return end - begin
+
 
 class SafetensorsSource(Generic[File]):
     """The part of a TensorSource that headers of safetensors files tell."""
@@ -55,6 +61,15 @@ class SafetensorsSource(Generic[File]):
         entry = self.tensors[name].entry
         return TensorInfo(entry.shape, read_dtype(self.origin, name, entry.dtype))
 
+    def beginnings(self, names: Sequence[str], count: int) -> Iterable[bytes]:
+        """The first ``count`` bytes of each of these tensors, or all that it has. Raises as ``read``."""
+        stored = [self.tensors[name] for name in names]
+        return map(self.first_bytes, stored, (min(count, one.num_bytes) for one in stored))
+
+    def first_bytes(self, stored: Stored[File], count: int) -> bytes:
+        """So many bytes of a tensor, which has as many."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Checkpoint(SafetensorsSource[NDArray[np.uint8]]):
@@ -68,6 +83,10 @@ class Checkpoint(SafetensorsSource[NDArray[np.uint8]]):
         stored, info = self.tensors[name], self.info(name)
         whole = np.frombuffer(stored.file, info.dtype, math.prod(info.shape), stored.begin).reshape(info.shape)
         return whole[index]
+
+    def first_bytes(self, stored: Stored[NDArray[np.uint8]], count: int) -> bytes:
+        """See SafetensorsSource."""
+        return stored.file[stored.begin : stored.begin + count].tobytes()
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:
