@@ -275,6 +275,36 @@ def test_only_a_replica_with_the_adapter_goes_on(replicas: list[RemoteDaemon], *
     assert (resumed.model, resumed.resume_token_ids) == ("sales", [[1]])
 
 
+def test_what_may_end_its_daemons_ends_two_of_three(tmp_path: Path) -> None:
+    """It waits for one of them, and the third serves others meanwhile."""
+    replicas = [
+        RemoteDaemon(f"ipc://{tmp_path}/{number}.sock", timeout=PATIENCE, resume_timeout=PATIENCE)
+        for number in range(3)
+    ]
+    drivers = [FakeDriver() for _ in replicas]
+    body = {"prompt": "hold", "model": "parrot"}
+    with ExitStack() as last, gateway(*replicas) as http, ThreadPoolExecutor(1) as thread:
+        ends = [last.enter_context(ExitStack()) for _ in replicas]
+        for replica, driver, end in zip(replicas, drivers, ends, strict=True):
+            end.enter_context(serving(replica.address, driver))
+        until(lambda: all(replica.model for replica in replicas))
+        answer = thread.submit(http.post, TEXT, json=body)
+        taken = []
+        for _ in range(2):
+            until(lambda: any(not driver.held.empty() for driver in drivers))
+            number = next(number for number, driver in enumerate(drivers) if not driver.held.empty())
+            drivers[number].take()
+            ends[number].close()
+            taken.append(number)
+        [third] = {0, 1, 2} - set(taken)
+        assert http.post(TEXT, json=body | {"prompt": "x"}).status_code == 200
+        with serving(replicas[taken[0]].address, back := FakeDriver()):
+            back.finish(back.take(), "length", 0)
+            assert answer.result(PATIENCE).status_code == 200
+
+    assert [request.prompt for request in drivers[third].submitted] == ["x"]
+
+
 def test_a_request_that_no_replica_goes_on_with_in_time_ends(tmp_path_factory: pytest.TempPathFactory) -> None:
     """With what happened and how long was waited."""
     replicas = build_replicas(tmp_path_factory, 0.3)

@@ -81,6 +81,11 @@ class Resumption:
         return self._fingerprint if has_begun else None
 
     @property
+    def is_suspect(self) -> bool:
+        """Whether it is given up with the next daemon that goes away."""
+        return self._losses + 1 >= MAX_LOSSES
+
+    @property
     def weight_version(self) -> int | None:
         """That of the weights that made its last tokens; None before there are any."""
         if not any(self._token_ids.values()):
@@ -116,7 +121,7 @@ class Resumption:
     def outlasts(self, error: OdriverError) -> bool:
         """Whether to retry after this error: it is no answer yet, nor caused by the request."""
         if not isinstance(error, RequestFailed):
-            return self._losses + 1 < MAX_LOSSES
+            return not self.is_suspect
         if error.code in FULL:
             return self._interrupted_at is not None
         if error.code == NOT_LOADED:
@@ -125,7 +130,7 @@ class Resumption:
 
     def verdict(self, error: OdriverError) -> OdriverError:
         """The final error for the caller, with the reason why there is no retry."""
-        if self._losses + 1 < MAX_LOSSES or isinstance(error, RequestFailed):
+        if not self.is_suspect or isinstance(error, RequestFailed):
             return error
         return ConnectionLost(
             f"{error}; {MAX_LOSSES} daemons in a row went away with this request, with no new token between: it is given"

@@ -47,7 +47,7 @@ async def daemon_for(request: Request, model: str | None) -> Reached:
         daemon = daemons.next_of(others)
     request.state.daemon = daemon
     client = daemon.client_of(caller).on_behalf_of(caller.name or peer_of_request(request)).of_model(adapter)
-    return Reached(daemon, succeeded(client, partial(going_on.successor, daemon)))
+    return Reached(daemon, succeeded(client, partial(going_on.successor, (daemon,))))
 
 
 class _GoingOn(NamedTuple):
@@ -58,34 +58,37 @@ class _GoingOn(NamedTuple):
     caller: Caller
     adapter: str
 
-    async def successor(self, last: RemoteDaemon, interrupted: Interrupted) -> AsyncClient:
-        """The connection for what the last daemon interrupted; raises the error where there is none in time."""
+    async def successor(self, had: tuple[RemoteDaemon, ...], interrupted: Interrupted) -> AsyncClient:
+        """The connection for what the last of those that had it interrupted; raises the error where there is none in
+        time."""
+        last = had[-1]
         code = interrupted.why.code if isinstance(interrupted.why, RequestFailed) else None
         if code in RESTING:
             last.spare()
         elif code not in (None, *GOING) and interrupted.failure is not None and interrupted.deadline < time.monotonic():
             raise interrupted.failure  # of a daemon that goes away a reader may hear late
-        daemon = await self._next(last, interrupted)
+        daemon = await self._next(had, interrupted)
         if daemon is not last:
             logger.info("%s: a request goes on at %s", interrupted.why, daemon.address)
-        return succeeded(daemon.client_of(self.caller), partial(self.successor, daemon))
+        return succeeded(daemon.client_of(self.caller), partial(self.successor, (*had, daemon)))
 
-    async def _next(self, last: RemoteDaemon, interrupted: Interrupted) -> RemoteDaemon:
-        """Another replica that takes requests, the last daemon where it does, or whichever does so first."""
+    async def _next(self, had: tuple[RemoteDaemon, ...], interrupted: Interrupted) -> RemoteDaemon:
+        """Another replica that takes requests, the last daemon where it does, or whichever does so first. What may be
+        the cause of two daemons' ends goes to no third: to one of them, when it is back."""
+        last, resumption = had[-1], interrupted.resumption
         while True:
             obstacles = [obstacle for daemon in self.daemons if (obstacle := daemon.obstacle()) is not None]
-            if others := await self.others(last, interrupted.resumption):
-                return self.daemons.next_of(others)
+            others = await self.others(last, resumption)
+            if able := [daemon for daemon in others if daemon in had or not resumption.is_suspect]:
+                return self.daemons.next_of(able)
             if interrupted.failure is None:
                 raise interrupted.why
-            if self._may_return_to(last, interrupted.resumption.fingerprint) and await self._connects(last):
+            if self._may_return_to(last, resumption.fingerprint) and await self._connects(last):
                 return last
             seconds = min(RETRY_INTERVAL, interrupted.deadline - time.monotonic())
             if seconds <= 0:
                 raise interrupted.failure
-            pause = asyncio.create_task(asyncio.sleep(seconds))
-            for ended in (await asyncio.wait([pause, *obstacles], return_when=asyncio.FIRST_COMPLETED))[0]:
-                ended.result()
+            await _until_one_ends(obstacles, seconds)
 
     async def others(self, last: RemoteDaemon, begun: Resumption | None = None) -> list[RemoteDaemon]:
         """Those but the last that can have the request now, and go on with what has come of it."""
@@ -126,6 +129,15 @@ class _GoingOn(NamedTuple):
         except ConnectFailed:
             return False
         return True
+
+
+async def _until_one_ends(obstacles: list[asyncio.Task[None]], seconds: float) -> None:
+    """Or for so many seconds. Raises what one ends with."""
+    if not obstacles:
+        await asyncio.sleep(seconds)
+        return
+    for ended in (await asyncio.wait(obstacles, timeout=seconds, return_when=asyncio.FIRST_COMPLETED))[0]:
+        ended.result()
 
 
 async def _has_weights(daemon: RemoteDaemon, version: int | None) -> bool:
