@@ -1,5 +1,6 @@
 """Requests over HTTP that go on at another replica where their daemon goes away."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -303,6 +304,25 @@ def test_what_may_end_its_daemons_ends_two_of_three(tmp_path: Path) -> None:
             assert answer.result(PATIENCE).status_code == 200
 
     assert [request.prompt for request in drivers[third].submitted] == ["x"]
+
+
+def test_a_replica_that_hangs_keeps_no_adapters_from_others(
+    replicas: list[RemoteDaemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither from a new request nor from one that goes on: it is not asked for longer than for its status."""
+
+    async def hang() -> list[dict[str, Any]]:
+        await asyncio.sleep(PATIENCE)
+        return []
+
+    with pair(replicas, enable_lora=True) as both:
+        both.second.adapters.put("sales", Adapter(1, "sales", 8, ()), "sales", pin=False)
+        monkeypatch.setattr(replicas[0].client, "adapters", hang)
+        monkeypatch.setattr(daemons, "STATUS_TIMEOUT", 0.1)
+        answer = both.http.post(TEXT, json={"prompt": "x", "model": "sales"}, timeout=PATIENCE / 2)
+
+    assert answer.status_code == 200
+    assert [request.model for request in both.second.submitted] == ["sales"]
 
 
 def test_a_request_that_no_replica_goes_on_with_in_time_ends(tmp_path_factory: pytest.TempPathFactory) -> None:

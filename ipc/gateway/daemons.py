@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 5.0
 STATUS_TIMEOUT = 3.0
-"""Seconds that it has to say how it is."""
+"""Seconds that it has to say how it is, and which adapters it has."""
 RETRY_INTERVAL = 1.0
 """Seconds between attempts to reach a daemon at the start."""
 
@@ -105,10 +105,11 @@ class RemoteDaemon:
         return client
 
     async def adapters(self, caller: Caller) -> list[dict[str, Any]]:
-        """The adapters that a caller may use; none where no adapters are served."""
+        """The adapters that a caller may use; none where no adapters are served. Raises ConnectFailed, also for a daemon
+        that hangs, and ConnectionLost."""
         client = self.client_of(caller)
         await client.connect()
-        return await client.adapters() if client.welcome.enable_lora else []
+        return await self._in_time(client.adapters()) if client.welcome.enable_lora else []
 
     async def close(self) -> None:
         """End the connections."""
@@ -132,8 +133,11 @@ class RemoteDaemon:
         if asking is None:
             asking = self._asking[what] = asyncio.create_task(ask())
             asking.add_done_callback(lambda done: self._forget(what, done))
+        return await self._in_time(asyncio.shield(asking))
+
+    async def _in_time(self, asking: Awaitable[Answer]) -> Answer:
         try:
-            return await asyncio.wait_for(asyncio.shield(asking), STATUS_TIMEOUT)
+            return await asyncio.wait_for(asking, STATUS_TIMEOUT)
         except TimeoutError:
             raise ConnectFailed.silent(self.address) from None
 

@@ -93,14 +93,13 @@ class _GoingOn(NamedTuple):
     async def others(self, last: RemoteDaemon, begun: Resumption | None = None) -> list[RemoteDaemon]:
         """Those but the last that can have the request now, and go on with what has come of it."""
         fingerprint, weight_version = (None, None) if begun is None else (begun.fingerprint, begun.weight_version)
-        replicas = [daemon for daemon in self.daemons if daemon is not last and self._is_replica(daemon, fingerprint)]
-        return [
+        replicas = [
             daemon
-            for daemon in replicas
-            if daemon.obstacle() is None
-            and await self._can_have_it(daemon)
-            and await _has_weights(daemon, weight_version)
+            for daemon in self.daemons
+            if daemon is not last and self._is_replica(daemon, fingerprint) and daemon.obstacle() is None
         ]
+        able = await asyncio.gather(*(self._is_able(daemon, weight_version) for daemon in replicas))
+        return [daemon for daemon, is_able in zip(replicas, able, strict=True) if is_able]
 
     def _may_return_to(self, last: RemoteDaemon, fingerprint: str | None) -> bool:
         """Whether it is there, and is a replica still or the only one there was."""
@@ -113,6 +112,9 @@ class _GoingOn(NamedTuple):
         if not daemon.models or _served(daemon.client.welcome) != _served(self.welcome):
             return False
         return fingerprint in (None, daemon.client.welcome.fingerprint)
+
+    async def _is_able(self, daemon: RemoteDaemon, weight_version: int | None) -> bool:
+        return await self._can_have_it(daemon) and await _has_weights(daemon, weight_version)
 
     async def _can_have_it(self, daemon: RemoteDaemon) -> bool:
         """Whether the caller can be connected to it, and it has the adapter for it."""
