@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import ModelSpec
 from engine.models.weights.sources.fingerprint import fingerprint
 from engine.models.weights.sources.opening import check_weights, open_weights
+from engine.models.weights.sources.tensor_source import TensorSource
 from engine.models.weights.store import AnyDecoder, abstract_decoder, parameter_bytes, put
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.speculation.read_draft import read_draft
@@ -114,18 +116,25 @@ class ServedModel:
         assert isinstance(model, Decoder)
         return Decoders(model, draft)
 
-    def load(self, decoder: AnyDecoder, progress: Callable[[int, int], None]) -> str:
-        """Give the decoder, or the draft head, its weights; returns the fingerprint. Raises as ``put`` does."""
-        with open_weights(self.config.directory, self.config.weights_url) as source:
-            put(source, decoder, self.weight_format, mesh=self.mesh, progress=progress)
-            return self._fingerprint(fingerprint(source))
+    def load(self, decoder: AnyDecoder, progress: Callable[[int, int], None]) -> None:
+        """Give the decoder, or the draft head, its weights. Raises as ``put`` does."""
+        with self._weights() as source:
+            self._put(source, decoder, progress)
 
     def load_all(self, decoders: Decoders, progress: Callable[[int, int], None]) -> str:
         """Give both their weights; returns the model's fingerprint. Raises as ``load`` does."""
-        found = self.load(decoders.model, progress)
+        with self._weights() as source:
+            self._put(source, decoders.model, progress)
+            found = self._fingerprint(fingerprint(source))
         if self.draft is not None and decoders.draft is not None:
             self.draft.load(decoders.draft, progress)
         return found
+
+    def _weights(self) -> AbstractContextManager[TensorSource]:
+        return open_weights(self.config.directory, self.config.weights_url)
+
+    def _put(self, source: TensorSource, decoder: AnyDecoder, progress: Callable[[int, int], None]) -> None:
+        put(source, decoder, self.weight_format, mesh=self.mesh, progress=progress)
 
     def _fingerprint(self, tensors: int) -> str:
         """What two engines share that make the same tokens of the same, but for rounding: of the model, its tensors,

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from checkpoints import build_checkpoint
 from fake_driver import LIMITS
+from safetensors.numpy import load_file, save_file
 
+from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.live.read_files import open_files
 from engine.models.generation_config import GenerationConfig
@@ -19,6 +21,8 @@ from engine.models.weights.sources.fingerprint import fingerprint
 from engine.models.weights.sources.opening import open_weights
 from engine.served_model import ServedModel
 from ipc.service.start_up import _fingerprint, _load_tokenizer
+
+UNREAD = "model.layers.0.self_attn.rotary_emb.inv_freq"
 
 
 def engine_fingerprint(directory: Path, served: dict[str, Any] | None = None, **settings: Any) -> str:
@@ -75,6 +79,17 @@ def test_tokenizer_and_template_change_it(tmp_path: Path) -> None:
     assert (
         len({_fingerprint("a", ours, LIMITS), _fingerprint("a", other, LIMITS), _fingerprint("b", ours, LIMITS)}) == 3
     )
+
+
+def test_a_tensor_that_no_model_reads_may_be_of_any_dtype(tmp_path: Path) -> None:
+    """It is compared too."""
+    plain, ours, other = (build_checkpoint(tmp_path / name, num_hidden_layers=1) for name in "abc")
+    for place, truth in ((ours, True), (other, False)):
+        tensors = {**load_file(place / "model.safetensors"), UNREAD: np.array([truth])}
+        save_file(tensors, place / "model.safetensors")
+
+    assert len({engine_fingerprint(place) for place in (plain, ours, other)}) == 3
+    assert build_engine(EngineConfig(model=str(ours), max_model_len=32), lambda _: None).fingerprint
 
 
 def test_the_tensors_that_are_compared_are_scattered(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,21 +24,35 @@ def fingerprint(source: TensorSource, *, of_numbers: bool = True) -> int:
     """
     names, found = sorted(source.names), 0
     for name in names:
-        info = source.info(name)
-        found = crc32(f"{name} {info.dtype} {info.shape}".encode(), found)
+        found = crc32(f"{name} {_stored(source, name)}".encode(), found)
     if of_numbers:
         for beginning in _beginnings(source, sorted(names, key=lambda name: crc32(name.encode()))):
             found = crc32(beginning, found)
     return found
 
 
+def _stored(source: TensorSource, name: str) -> str:
+    """A tensor's dtype and shape, of a checkpoint in its own words: a tensor that no model reads may be of any dtype."""
+    if isinstance(source, SafetensorsSource):
+        entry = source.tensors[name].entry
+        return f"{entry.dtype} {entry.shape}"
+    if isinstance(source, EasyDeLCheckpoint):
+        part = source.tensors[name]
+        return f"{part.array.dtype} {part.shape}"
+    info = source.info(name)
+    return f"{info.dtype} {info.shape}"
+
+
 def _beginnings(source: TensorSource, names: list[str]) -> Iterable[bytes]:
     """The first numbers of some of these tensors."""
     if isinstance(source, SafetensorsSource):
         return source.beginnings(names[:COMPARED_TENSORS], BEGINNING)
-    return (_first_row(source, name) for name in names[:COMPARED_PARTS] if isinstance(source, EasyDeLCheckpoint))
+    if isinstance(source, EasyDeLCheckpoint):
+        rows = [name for name in names if source.tensors[name].shape]
+        return [_first_row(source, name) for name in rows[:COMPARED_PARTS]]
+    return ()
 
 
-def _first_row(source: TensorSource, name: str) -> bytes:
-    shape = source.info(name).shape
+def _first_row(source: EasyDeLCheckpoint, name: str) -> bytes:
+    shape = source.tensors[name].shape
     return source.read(name, (*(slice(0, 1) for _ in shape[:-1]), *(slice(0, size) for size in shape[-1:]))).tobytes()
