@@ -1,5 +1,6 @@
 """Text to token ids and back, by the tokenizer files of a model directory."""
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,7 +40,12 @@ class HuggingFaceTokenizer:
         self._backend = self._tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._least_tokens = LeastTokens(self._backend.to_str())
+        definition = self.definition()
+        self._least_tokens = LeastTokens(definition)
+        facts = hashlib.blake2b(definition.encode(), digest_size=8)
+        facts.update(repr(self.info()).encode())
+        self.fingerprint = facts.hexdigest()
+        """What it shares with tokenizers of the same ids, texts and chat template."""
         hold_to_budget(self._tokenizer)
         before = self.encode_word("a")
         self._before = before, self.decode(before, skip_special_tokens=False)

@@ -207,8 +207,8 @@ def _driven(
 
 def _fingerprint(of_engine: str, tokenizer: "HuggingFaceTokenizer", limits: ServingLimits) -> str:
     """The engine's, with what else decides a prompt's tokens and where an output ends."""
-    facts = of_engine, tokenizer.definition(), tokenizer.info(), limits.eos_token_ids
-    return hashlib.blake2b(repr(facts).encode(errors="surrogatepass"), digest_size=8).hexdigest()
+    facts = of_engine, tokenizer.fingerprint, limits.eos_token_ids
+    return hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
 
 
 def freeze_heap() -> None:
