@@ -49,9 +49,9 @@ class ClockworkSystem:
         return [Timeline(len(prompt), 0.0, arrivals) for prompt in workload.prompts]
 
 
-def build_limits():
+def build_limits(flop=1000.0):
     """4 kB a second and a kFLOP a second."""
-    return Limits(bandwidth={"a": [1000.0, 4000.0], "b": [2000.0]}, sgemm=[900.0, 1000.0], matrices={})
+    return Limits(bandwidth={"a": [1000.0, 4000.0], "b": [2000.0]}, sgemm=[flop - 100, flop], matrices={})
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_serving_is_measured_against_others_and_the_limits():
     """A token every 0.1 s for each of ours and every 0.2 s for each of theirs."""
     ours, theirs = ClockworkSystem(Ours.name, 10), ClockworkSystem("theirs", 5)
 
-    figures = measure_serve("wee", SIZE, Prompts(300), ours, [theirs], build_limits(), repeats=2)
+    figures = measure_serve("wee", SIZE, Prompts(300), ours, [theirs], build_limits, repeats=2)
 
     by_name = {figure.name: figure for figure in figures}
     assert by_name["decode, 1 at once"].value == pytest.approx(10)
@@ -140,11 +140,21 @@ def test_serving_is_measured_against_others_and_the_limits():
     assert {"16 streams, TTFT p50", "16 streams, TTFT p99", "16 streams, ITL p99"} < by_name.keys()
 
 
+def test_a_rate_is_held_against_the_limits_of_its_own_turns():
+    """One row at a time: of limits that were half, as much and twice in three turns it is given the middle one."""
+    ours = ClockworkSystem(Ours.name, 10)
+    found = iter([build_limits(flop) for flop in (2000.0, 500.0, 1000.0)] * 3)
+
+    figures = measure_serve("wee", SIZE, Prompts(300), ours, [], lambda: next(found), repeats=3)
+
+    assert next(figures).limit == pytest.approx(1000 / SIZE.decode_flop(1))
+
+
 def test_prefill_is_the_prompt_over_the_time_to_its_first_token():
     """512 tokens in a tenth of a second."""
     ours = ClockworkSystem(Ours.name, 10)
 
-    first, second = measure_prefill("wee", SIZE, Prompts(300), ours, [], build_limits(), repeats=1)
+    first, second = measure_prefill("wee", SIZE, Prompts(300), ours, [], build_limits, repeats=1)
 
     assert (first.value, second.value) == (pytest.approx(5120), pytest.approx(20480))
 

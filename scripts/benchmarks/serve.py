@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from statistics import median
 
 import psutil
 
@@ -26,17 +27,20 @@ IDLE_INTERVAL, IDLE_SECONDS = 0.2, 10.0
 
 Runs = dict[str, list[list[Timeline]]]
 """By system, the timelines of each repetition."""
+MeasureLimits = Callable[[], Limits]
 
 
 def measure_serve(
-    model: str, size: Size, prompts: Prompts, ours: Ours, others: Sequence[System], limits: Limits, repeats: int
+    model: str, size: Size, prompts: Prompts, ours: Ours, others: Sequence[System], limits: MeasureLimits, repeats: int
 ) -> Iterator[Figure]:
     """The figures of one model, as they come."""
     systems = [ours, *others]
     for rows in AT_ONCE:
-        runs = take_turns(systems, partial(_workload, prompts, rows, output=max(OUTPUT, LASTING * rows)), repeats)
+        workload = partial(_workload, prompts, rows, output=max(OUTPUT, LASTING * rows))
+        runs, beside = take_turns_beside(limits, systems, workload, repeats)
         rate = {system: _decode_rates(repetitions) for system, repetitions in runs.items()}
-        yield _figure(model, f"decode, {rows} at once", "tok/s", rate, limit=limits.decode_rate(size, rows))
+        limit = median(one.decode_rate(size, rows) for one in beside)
+        yield _figure(model, f"decode, {rows} at once", "tok/s", rate, limit=limit)
     runs = take_turns(systems, partial(_workload, prompts, STREAMS), repeats)
     yield _figure(model, f"{STREAMS} streams", "tok/s", _of(runs, throughput))
     for name, values in (("TTFT", _ttfts), ("ITL", _itls)):
@@ -58,22 +62,36 @@ def measure_status(model: str, ours: Ours) -> Iterator[Figure]:
     yield figure(f"daemon {model}", "compilations after ready", "", [compilations], more_is_better=False)
 
 
-def take_turns(systems: Sequence[System], workload: Callable[[], Workload], repeats: int) -> Runs:
+def take_turns(
+    systems: Sequence[System],
+    workload: Callable[[], Workload],
+    repeats: int,
+    first: Callable[[], object] = lambda: None,
+) -> Runs:
     """Run new workloads on each system in turn, after a short one each that isn't counted.
 
     A turn begins when the machine is idle: the threads of the one before may wait in loops for a
-    while after its last token.
+    while after its last token. ``first`` is called before each repetition.
     """
     for system in systems:
         asked = workload()
         system.run(Workload(asked.prompts, min(4, asked.max_tokens)))
     runs: Runs = {system.name: [] for system in systems}
     for _ in range(repeats):
+        first()
         for system in systems:
             asked = workload()
             _wait_until_idle()
             runs[system.name].append(checked(system.run(asked), asked))
     return runs
+
+
+def take_turns_beside(
+    limits: MeasureLimits, systems: Sequence[System], workload: Callable[[], Workload], repeats: int
+) -> tuple[Runs, list[Limits]]:
+    """With the limits before each repetition: what a shared machine can do changes within minutes."""
+    beside: list[Limits] = []
+    return take_turns(systems, workload, repeats, lambda: beside.append(limits())), beside
 
 
 def _wait_until_idle() -> None:

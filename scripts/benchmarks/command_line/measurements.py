@@ -3,6 +3,7 @@
 import argparse
 import shlex
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from engine.hub.names import DEMO_MODEL
 from scripts.benchmarks.adapters import measure_adapters
@@ -35,6 +36,8 @@ from scripts.benchmarks.startup import measure_startup
 from scripts.benchmarks.turns import measure_turns
 
 Measure = Callable[[argparse.Namespace], Iterator[Figure]]
+TRIES = 3
+"""Of each limit, in each turn."""
 
 
 def _all(options: argparse.Namespace) -> Iterator[Figure]:
@@ -69,7 +72,7 @@ def _with_daemon(options: argparse.Namespace, *measures: Callable[..., Iterator[
     for model in _models(options):
         directory = model_directory(model)
         size = size_of(directory)
-        limits, prompts = measure_limits(size), Prompts(size.vocabulary)
+        limits, prompts = partial(measure_limits, size, TRIES), Prompts(size.vocabulary)
         with serving(directory, shlex.split(options.settings), options.vs) as (ours, others):
             for measure in measures:
                 yield from measure(model, size, prompts, ours, others, limits, options.repeat)
