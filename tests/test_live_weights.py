@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 from checkpoints import VARIANTS, Tensors, build_checkpoint, random_tensors, write_tensors
 from flax import nnx
+from mtp_checkpoints import PREDICTORS, build_predicting
+from mtp_checkpoints import SPECULATION as OF_LAYER
 from numpy.typing import NDArray
 
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.live.live_weights import LiveWeights
 from engine.live.weight_source import SharedArray, SharedWeights, WeightArrays, WeightFiles
 from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
@@ -292,6 +295,21 @@ def test_weights_that_do_not_fit_change_nothing(world: World, tmp_path: Path) ->
 
     assert_same(served(engine), before)
     assert engine.stats().weight_version == version
+
+
+def test_weights_are_read_that_were_saved_without_the_layer_that_predicts(tmp_path: Path) -> None:
+    """A trainer keeps neither it nor its key in config.json. It is no part of the model, which is all there."""
+    name, predictor = "mtp of Qwen3.5", PREDICTORS["mtp of Qwen3.5"]
+    model = served_model(
+        EngineConfig(model=str(build_predicting(tmp_path / "model", name)), speculative_config=OF_LAYER)
+    )
+    saved = build_checkpoint(tmp_path / "saved", predictor.variant, **{**predictor.config, "mtp_num_hidden_layers": 0})
+    weights = LiveWeights(model, model.abstract_all().model)
+
+    with weights.open(WeightFiles(str(saved))) as tensors:
+        staged = weights.stage(0, tensors, WeightFiles(str(saved)))
+
+    assert staged.is_whole
 
 
 @pytest.mark.parametrize(

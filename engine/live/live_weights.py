@@ -31,7 +31,7 @@ from engine.models.weights.sources.tensor_source import Arrays, TensorSource
 from engine.served_model import ServedModel
 from engine.step.compilation import counted_apart
 
-MAY_DIFFER = ("dtype", "published", "tensors", "unserved", "eos_token_ids")
+MAY_DIFFER = ("dtype", "published", "tensors", "unserved", "further_layers", "eos_token_ids")
 """Fields of a ModelSpec that say how weights are stored and beside what, and the tokens that end an
 answer, which stay those of the start. Weights in another published format are not read, but floats
 are."""
