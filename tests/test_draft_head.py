@@ -263,8 +263,9 @@ def test_drafts_that_are_no_tokens_of_the_model_are_refused(tmp_path):
 def test_a_model_is_no_head_and_a_head_no_model(tmp_path):
     """Said before anything is loaded; and a model whose layers all have windows has no pages for a head."""
     model, head = build_target(tmp_path / "model", "authors"), build_head(tmp_path / "head", "authors")
-    with pytest.raises(ConfigurationError, match="of no draft head"):
-        with_draft_directory(EngineConfig(model=str(model), speculative_config=config_of(model)))
+    for named, why in ((model, "of no draft head"), ("not/here/at_all", "is not a directory")):
+        with pytest.raises(ConfigurationError, match=f"^speculative_config: model: .*{why}"):
+            with_draft_directory(EngineConfig(model=str(model), speculative_config=config_of(named)))
     with pytest.raises(ConfigurationError, match="LlamaForCausalLMEagle3"):
         read_model_config(head)
     windows = build_checkpoint(tmp_path / "windows", "mistral", sliding_window=8, num_hidden_layers=7)

@@ -64,8 +64,11 @@ def with_draft_directory(config: EngineConfig, patterns: tuple[str, ...] = SMALL
     speculation = config.speculation
     if speculation is None or speculation.model is None:
         return config
-    directory, weights_url = small_files(speculation.model, patterns=patterns)
-    HEADS.get(speculation.method, check_family)(directory)
+    try:
+        directory, weights_url = small_files(speculation.model, patterns=patterns)
+        HEADS.get(speculation.method, check_family)(directory)
+    except ConfigurationError as error:  # which may be a DownloadFailed
+        raise type(error)(f"speculative_config: model: {error}") from error
     given = to_builtins(speculation) | {"model": str(directory)}
     return replace(config, speculative_config=json.encode(given).decode(), draft_weights_url=weights_url)
 
