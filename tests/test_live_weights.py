@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from checkpoints import VARIANTS, Tensors, build_checkpoint, random_tensors, write_tensors
 from flax import nnx
-from mtp_checkpoints import PREDICTORS, build_predicting
+from mtp_checkpoints import PREDICTORS, build_predicting, predicting_tensors
 from mtp_checkpoints import SPECULATION as OF_LAYER
 from numpy.typing import NDArray
 
@@ -21,6 +21,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.live.live_weights import LiveWeights
 from engine.live.weight_source import SharedArray, SharedWeights, WeightArrays, WeightFiles
+from engine.models.weights.sources.tensor_source import Arrays
 from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence, SequenceOutput
@@ -272,7 +273,7 @@ def test_weights_that_do_not_fit_change_nothing(world: World, tmp_path: Path) ->
         (WeightArrays({q: others[q].astype(np.complex64)}), f"{q} is stored as complex64"),
         (WeightArrays(spoilt(others, last, (0,), np.nan)), f"{last} holds NaN"),
         (WeightArrays(spoilt(others, q, (0, 0), -np.inf)), f"{q} holds NaN or infinity"),
-        (WeightArrays({}), "has no tensor"),
+        (WeightArrays({}), "has no tensor of the model"),
         (WeightFiles(str(tmp_path / "nowhere")), "neither model.safetensors nor"),
         (WeightFiles(str(build_checkpoint(tmp_path / "other", rope_theta=1234.0))), "describes another model"),
         (
@@ -310,6 +311,9 @@ def test_weights_are_read_that_were_saved_without_the_layer_that_predicts(tmp_pa
         staged = weights.stage(0, tensors, WeightFiles(str(saved)))
 
     assert staged.is_whole
+    layer = Arrays({"mtp.fc.weight": predicting_tensors(name)["mtp.fc.weight"]})
+    with pytest.raises(ConfigurationError, match="has no tensor of the model"):
+        weights.stage(1, layer)
 
 
 @pytest.mark.parametrize(

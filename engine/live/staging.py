@@ -92,7 +92,7 @@ def stage(
         if any(name in read.names for name in entry.tensors(layer))
     ]
     if not wanted:
-        raise ConfigurationError(f"{source.origin} has no tensor")
+        raise ConfigurationError(f"{source.origin} has no tensor of the model")
     num_bytes = sum(_num_bytes(entry.parameter, form, mesh) for entry, _, _ in wanted)
     _check_memory(source.origin, num_bytes)
     staged = deque(_stage(read, entry, place, layer, form, mesh) for entry, place, layer in wanted)
