@@ -280,6 +280,16 @@ def stored_dtypes() -> dict[str, Any]:
             r"weight_zero_point is not I8 \[64, 1\]",
         ),
         ("awq", {"model.layers.0.mlp.up_proj.qzeros2": np.ones(2, np.int32)}, r"qzeros2 is in the checkpoint, but"),
+        (
+            "awq",
+            {f"{Q_PROJ}.weight": np.ones((64, 64), np.float32)},
+            r"q_proj\.weight is there as it is, and quantised as .*q_proj\.qweight: leave one",
+        ),
+        (
+            "mxfp4",
+            {"model.layers.0.mlp.experts.down_proj": np.ones(1, np.float32)},
+            r"down_proj is there as it is, and quantised as .*down_proj_blocks",
+        ),
     ],
 )
 def test_a_broken_checkpoint_is_refused_by_name(

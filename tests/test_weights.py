@@ -228,6 +228,16 @@ def test_an_unknown_tensor_is_named(tmp_path: Path, name: str) -> None:
         load(directory)
 
 
+def test_a_tensor_under_both_of_its_names_is_refused(tmp_path: Path) -> None:
+    """As a text model's alone, and as that beside a vision tower: neither is left out silently."""
+    beside, name = build_checkpoint(tmp_path, "mistral_vision"), "model.norm.weight"
+    tensors = random_tensors(VARIANTS["mistral_vision"].config, 0)
+    write_tensors(beside, {**tensors, name: np.zeros(1, np.float32)})
+
+    with pytest.raises(ConfigurationError, match=rf"{name} and .*norm\.weight|norm\.weight and {name} are the same"):
+        load(beside)
+
+
 def test_rotary_frequencies_are_passed_over(tmp_path: Path) -> None:
     """The rotary frequencies that old checkpoints hold follow from config.json and are not missed."""
     plain = build_checkpoint(tmp_path / "plain")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.errors import ConfigurationError
 from engine.models.weights.published.stored import Format, QuantisedTensor
 from engine.models.weights.sources.tensor_source import TensorInfo, TensorSource
 
@@ -25,7 +26,14 @@ class Dequantised:
 
     @cached_property
     def _quantised(self) -> dict[str, QuantisedTensor]:
-        return self.format.tensors(self.source)
+        """Raises ConfigurationError for a tensor that is there plain as well."""
+        found = self.format.tensors(self.source)
+        for name, tensor in found.items():
+            if name in self.source.names and name not in tensor.parts:
+                raise ConfigurationError(
+                    f"{self.origin}: {name} is there as it is, and quantised as {tensor.parts[0]}: leave one of them out"
+                )
+        return found
 
     @property
     def origin(self) -> str:

@@ -67,7 +67,15 @@ class RenamedTensors:
 
     @cached_property
     def _stored(self) -> dict[str, str]:
-        return {new: name for name in self.source.names if (new := self.renamed(name)) is not None}
+        """Raises ConfigurationError for two tensors that have the same name here."""
+        stored: dict[str, str] = {}
+        for name in self.source.names:
+            new = self.renamed(name)
+            if new is not None and stored.setdefault(new, name) != name:
+                raise ConfigurationError(
+                    f"{self.origin}: {stored[new]} and {name} are the same tensor: leave one of them out"
+                )
+        return stored
 
     @property
     def origin(self) -> str:
