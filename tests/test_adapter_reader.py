@@ -145,6 +145,33 @@ def test_a_layer_that_is_left_out_has_no_tensors(read):
         read(without_first, **named)
 
 
+@pytest.mark.parametrize("outer", ["model.", "model.language_model.", "language_model.model."])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exclude_modules": [f"{{outer}}layers.0.self_attn.{name}_proj" for name in "qkvo"]},
+        {"exclude_modules": r"{outer}layers\.0\.self_attn\..*"},
+        {"target_modules": r"(?!{outer}layers\.0\.self_attn).*\.[a-z]+_proj"},
+    ],
+)
+def test_whole_names_are_those_of_the_model_that_it_was_trained_for(read, outer, options):
+    """Alone or beside a vision tower: what is left out by the name there need not be left out by another name."""
+
+    def without_some(tensors):
+        for name in list(tensors):
+            tensor = tensors.pop(name)
+            if ".layers.0.self_attn." not in name:
+                tensors[name.replace("model.layers.", f"{outer}layers.")] = tensor
+
+    named = {"target_modules": PROJECTIONS} | {
+        option: [name.replace("{outer}", outer) for name in value]
+        if isinstance(value, list)
+        else value.replace("{outer}", outer)
+        for option, value in options.items()
+    }
+    assert read(without_some, **named).rank == KIND.rank
+
+
 def test_a_whole_name_is_of_no_layer(read):
     """PEFT adapts the module of a whole name, as the head's is, whatever the layers."""
     kind = AdapterKind(r"layers\.1\.self_attn\.q_proj|lm_head|layers\.2\.self_attn\.v_proj", 8)

@@ -6,8 +6,9 @@ that is not served is refused by its name, so that no adapter is ever served in 
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import compress, groupby
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,6 +41,15 @@ TRAINING = frozenset(
 """Options that change nothing of what is computed with the tensors of the file."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of ``init_lora_weights`` that change the weights of the model below the adapter."""
+NAMINGS: tuple[Mapping[str, str], ...] = (
+    {},
+    *(
+        {plain: beside for beside, plain in naming}
+        for _, naming in groupby(TEXT_PREFIXES.items(), lambda item: item[0].partition(".")[0])
+    ),
+    {"model.": "backbone."},
+)
+"""Of each way to name a text model's weights the prefixes that it has for plain ones."""
 Number = TypeVar("Number", int, float)
 
 
@@ -128,10 +138,24 @@ def weight_name(name: str) -> str:
 
 
 def spellings(name: str) -> list[str]:
-    """What a weight may be called, by ``weight_name``."""
-    outer = [*TEXT_PREFIXES.items(), ("backbone.", "model.")]
-    found = [name, *(old + name.removeprefix(new) for old, new in outer if name.startswith(new))]
-    return [*found, *(one.replace(".mlp.", ".block_sparse_moe.") for one in found if ".mlp." in one)]
+    """What a weight is called, by ``weight_name``, in each naming of a model's weights."""
+    called = [_with_prefix(name, naming) for naming in NAMINGS]
+    return [*called, *(one.replace(".mlp.", ".block_sparse_moe.") for one in called)]
+
+
+def namings_of(weights: Iterable[str]) -> Callable[[str], list[str]]:
+    """``spellings`` in the namings alone that all of these weights of one model are called by.
+
+    They are of all namings if there is none: nothing is known then.
+    """
+    every = [[one == weight for one in spellings(weight_name(weight))] for weight in weights]
+    fitting = [all(fits) for fits in zip(*every, strict=True)]
+    return (lambda name: list(compress(spellings(name), fitting))) if any(fitting) else spellings
+
+
+def _with_prefix(name: str, naming: Mapping[str, str]) -> str:
+    plain = next((plain for plain in naming if name.startswith(plain)), "")
+    return naming.get(plain, "") + name.removeprefix(plain)
 
 
 def _unserved(name: str, value: object) -> str | None:

@@ -1,10 +1,10 @@
 """Where the factors of an adapter's modules are among a model's weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from engine.adapters.adapter import AdapterError
-from engine.adapters.peft import BASE, PeftConfig, spellings, weight_name
+from engine.adapters.peft import BASE, PeftConfig, namings_of, spellings, weight_name
 from engine.adapters.slot_arrays import SlotArrays
 from engine.models.adapters.experts import AdaptedExpertsKernel
 from engine.models.adapters.kernels import AdaptedKernel, AdaptedWeight
@@ -83,28 +83,30 @@ class Places:
         if id(place.weight) in self.without_room:
             raise AdapterError(f"{origin}: slots have no room for {module}: name it in lora_target_modules")
 
-    def missing(self, config: PeftConfig, there: set[tuple[str, int | None]]) -> str | None:
+    def missing(self, config: PeftConfig, there: set[tuple[str, int | None]], modules: Iterable[str]) -> str | None:
         """Something that the configuration names and that is not among ``there``.
 
-        These are names of factors, with an expert if it has factors by itself.
+        These are names of factors, with an expert if it has factors by itself. The configuration
+        names weights as they are called in the model whose ``modules`` the file has.
         """
-        targets = config.targets
+        targets, called = config.targets, namings_of(f"{module.split(BASE)[0]}.weight" for module in modules)
         if config.ensure_weight_tying and (head := self._tied_head(there)) is not None:
             return head
         by_expert = any(expert is not None for _, expert in there)
         for weight, place in self.weights.items():
             if {(place.name, None), (place.name, place.expert)} & there or (place.expert is not None and not by_expert):
                 continue
-            module = weight.removesuffix(".weight")
-            if not (targets.names_all_linear and place.is_router) and any(map(targets.names_module, spellings(module))):
-                return module
-            if place.expert is None and any(map(targets.names_parameter, spellings(weight))):
+            names = called(weight)
+            is_module = not (targets.names_all_linear and place.is_router)
+            if is_module and any(targets.names_module(name.removesuffix(".weight")) for name in names):
+                return weight.removesuffix(".weight")
+            if place.expert is None and any(map(targets.names_parameter, names)):
                 return weight
         for container, every in self.fused.items():
             for one in every:
                 name = f"{container}.{one.parameter}"
                 if not there.issuperset((part, None) for part in one.names) and any(
-                    map(targets.names_parameter, spellings(name))
+                    map(targets.names_parameter, called(name))
                 ):
                     return name
         return None

@@ -123,7 +123,7 @@ class AdapterReader:
         ]
         if len(set(keys)) < len(keys):
             raise AdapterError(f"{origin}: two modules of {WEIGHTS_FILE} adapt the same weight")
-        if (missing := self._places.missing(config, set(keys))) is not None:
+        if (missing := self._places.missing(config, set(keys), [pair.module for pair in pairs])) is not None:
             raise AdapterError(f"{origin}: {CONFIG_FILE} names {missing}, of which {WEIGHTS_FILE} has nothing")
         return pairs
 
