@@ -50,8 +50,8 @@ def adapted_modules(variant: str, kind: AdapterKind, **overrides: Any) -> dict[s
         for name, one in tensors.items()
         if name.endswith(".weight")
     }
-    if "lm_head" not in weights:
-        weights["lm_head"] = weights["model.embed_tokens"]
+    if "lm_head" not in weights and TABLES["embed_tokens"] in weights:
+        weights["lm_head"] = weights[TABLES["embed_tokens"]]
     chosen = {name: shape for name, shape in weights.items() if re.fullmatch(rf".*({kind.targets})", name)}
     assert chosen or kind.experts, f"{variant} has no {kind.targets}"
     return chosen

@@ -172,6 +172,25 @@ def test_whole_names_are_those_of_the_model_that_it_was_trained_for(read, outer,
     assert read(without_some, **named).rank == KIND.rank
 
 
+def test_factors_of_a_vision_tower_are_passed_over(tmp_path):
+    """PEFT adapts its modules of the same ends, too; nothing that is computed for text depends on them."""
+    decoder = load(build_checkpoint(tmp_path / "model", "gemma3_vision"))
+    sizes = AdapterSizes(2, 16, np.dtype(np.float32), Layout.MATRIX)
+    reader, kind = AdapterReader(slot_arrays(decoder, sizes, one_device())), AdapterKind(r"language_model.*q_proj", 8)
+    text = adapter_tensors("gemma3_vision", kind)
+    alone = reader.read(str(write_adapter(tmp_path / "alone", "gemma3_vision", kind, text)))
+    q = "base_model.model.{}vision_model.encoder.layers.0.self_attn.q_proj.lora_{}.weight"
+
+    for outer in ("vision_tower.", "model.vision_tower."):
+        tower = {q.format(outer, factor): np.full((3, 5), np.nan, np.float32) for factor in "AB"}
+        beside = reader.read(str(write_adapter(tmp_path / outer, "gemma3_vision", kind, text | tower)))
+
+        for one, other in zip(alone.arrays, beside.arrays, strict=True):
+            np.testing.assert_array_equal(one, other)
+    with pytest.raises(AdapterError, match="no factors of what is served here"):
+        reader.read(str(write_adapter(tmp_path / "tower", "gemma3_vision", kind, tower)))
+
+
 def test_a_whole_name_is_of_no_layer(read):
     """PEFT adapts the module of a whole name, as the head's is, whatever the layers."""
     kind = AdapterKind(r"layers\.1\.self_attn\.q_proj|lm_head|layers\.2\.self_attn\.v_proj", 8)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from engine.adapters.adapter import Adapter, AdapterError
 from engine.adapters.peft import (
     CONFIG_FILE,
+    PREFIX,
     WEIGHTS_FILE,
     Named,
     PeftConfig,
@@ -129,14 +130,17 @@ class AdapterReader:
 
     def _pairs(self, origin: str, config: PeftConfig, source: TensorSource) -> list[Pair]:
         found: dict[str, dict[str, Named]] = {}
+        unserved = tuple(f"{PREFIX}{one}" for one in self._slots.unserved)
         for name in source.names:
+            if name.startswith(unserved):
+                continue  # a vision tower's: no text is computed with it
             if (module := table_copy(name)) is not None:
                 self._check_copy(origin, source, name, module)
             else:
                 tensor = named(origin, name)
                 found.setdefault(tensor.module, {})[tensor.factor] = tensor
         if not found:
-            raise AdapterError(f"{origin}: {WEIGHTS_FILE} has no factors")
+            raise AdapterError(f"{origin}: {WEIGHTS_FILE} has no factors of what is served here")
         pairs = []
         for module, factors in found.items():
             key, place = self._places.of_module(origin, config, module)

@@ -21,6 +21,7 @@ from engine.models.adapters.tables import AdaptedHead
 from engine.models.adapters.weights import adapted_weights, has_room
 from engine.models.decoder import Decoder
 from engine.models.partition import Partition
+from engine.models.weights.sources.text_part import beginnings
 from engine.models.weights.store import Served, declared_entries, entries
 from engine.models.weights.weight_format import Layout, Leaf
 from engine.step.compilation import Program, lower
@@ -56,6 +57,8 @@ class SlotArrays:
     """Those that ``sizes.targets`` leaves out."""
     sizes: AdapterSizes
     mesh: DeviceMesh
+    unserved: tuple[str, ...]
+    """The beginnings of the names of modules that the model has beside those that are served."""
 
     @cached_property
     def leaves(self) -> list[Leaf]:
@@ -149,7 +152,8 @@ class SlotArrays:
 def slot_arrays(decoder: Decoder, sizes: AdapterSizes, mesh: DeviceMesh) -> SlotArrays:
     """The slots of a decoder, whose weights may be abstract. Raises ConfigurationError if a target
     is no module of it."""
-    return SlotArrays(*_weights(entries(decoder), sizes, decoder.partition), sizes, mesh)
+    partition = decoder.partition
+    return SlotArrays(*_weights(entries(decoder), sizes, partition), sizes, mesh, beginnings(partition.model.unserved))
 
 
 def adapter_bytes(partition: Partition, sizes: AdapterSizes | None) -> int:

@@ -1,5 +1,6 @@
 """The text model of a checkpoint that has other parts, such as a vision tower."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.models.weights.sources.tensor_source import RenamedTensors
@@ -21,8 +22,12 @@ class TextPart(RenamedTensors):
 
     def renamed(self, name: str) -> str | None:
         """See RenamedTensors."""
-        others = tuple(f"{outer}{prefix}" for prefix, _ in self.unserved for outer in ("", "model."))
-        return None if name.startswith(others) else text_name(name)
+        return None if name.startswith(beginnings(self.unserved)) else text_name(name)
+
+
+def beginnings(unserved: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Of the names of tensors and modules of a model's parts that are not served."""
+    return tuple(f"{outer}{prefix}" for prefix, _ in unserved for outer in ("", "model."))
 
 
 def checkpoint_names(name: str) -> tuple[str, ...]:
