@@ -69,17 +69,18 @@ def adapter_tensors(variant: str, kind: AdapterKind, **overrides: Any) -> dict[s
             continue
         tensors[f"{name}.lora_A.weight"] = rng.normal(size=(rank, inputs)).astype(np.float32)
         tensors[f"{name}.lora_B.weight"] = (scale * rng.normal(size=(out, rank))).astype(np.float32)
-    return tensors | fused_tensors(variant, kind)
+    return tensors | fused_tensors(variant, kind, **overrides)
 
 
-def fused_tensors(variant: str, kind: AdapterKind) -> dict[str, np.ndarray]:
+def fused_tensors(variant: str, kind: AdapterKind, **overrides: Any) -> dict[str, np.ndarray]:
     """The tensors of experts that are adapted as parameters, the first one's name deepest.
 
     PEFT takes those of Llama 4 for [experts, out, in], which they are not.
     """
     if kind.experts is None:
         return {}
-    config, names = VARIANTS[variant].config, random_tensors(VARIANTS[variant].config, VARIANTS[variant].seed).keys()
+    config = VARIANTS[variant].config | overrides
+    names = random_tensors(config, VARIANTS[variant].seed).keys()
     rng, tensors, hidden = np.random.default_rng(kind.seed), {}, config["hidden_size"]
     (experts,) = (config[key] for key in EXPERTS if key in config)
     ffn = config.get("moe_intermediate_size", config["intermediate_size"])

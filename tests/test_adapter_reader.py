@@ -6,8 +6,8 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
-from adapter_files import ADAPTERS, AdapterKind, adapter_tensors, write_adapter
-from checkpoints import build_checkpoint
+from adapter_files import ADAPTERS, AdapterKind, adapter_tensors, fused_tensors, write_adapter
+from checkpoints import VARIANTS, build_checkpoint
 from loading import load
 from safetensors.numpy import save_file
 
@@ -189,6 +189,32 @@ def test_factors_of_a_vision_tower_are_passed_over(tmp_path):
             np.testing.assert_array_equal(one, other)
     with pytest.raises(AdapterError, match="no factors of what is served here"):
         reader.read(str(write_adapter(tmp_path / "tower", "gemma3_vision", kind, tower)))
+
+
+def test_a_square_tensor_of_all_experts_is_read_as_its_neighbours_are(tmp_path):
+    """An older PEFT takes its outputs for inputs, which the shapes of square factors do not tell."""
+    square = {"moe_intermediate_size": VARIANTS["qwen3_moe"].config["hidden_size"] // 2}
+    decoder = load(build_checkpoint(tmp_path / "model", "qwen3_moe", **square))
+    sizes = AdapterSizes(2, 8, np.dtype(np.float32), Layout.MATRIX, ("experts",))
+    reader = AdapterReader(slot_arrays(decoder, sizes, one_device()))
+    kind = AdapterKind("", 8, 8.0, experts="mlp.experts", options={"target_modules": []})
+    usual = fused_tensors("qwen3_moe", kind, **square)
+    swapped = {}
+    for name, a in usual.items():
+        if ".lora_A." in name:
+            high = name.replace(".lora_A.", ".lora_B.")
+            b, experts = usual[high], len(a) // 8
+            swapped[name] = b.reshape(len(b), 8, experts).transpose(2, 1, 0).reshape(-1, len(b))
+            swapped[high] = a.reshape(experts, 8, -1).transpose(2, 1, 0).reshape(a.shape[1], -1)
+
+    read = [
+        reader.read(str(write_adapter(tmp_path / name, "qwen3_moe", kind, tensors, **square)))
+        for name, tensors in (("usual", usual), ("swapped", swapped))
+    ]
+
+    assert any(usual[name].shape == swapped[name].shape for name in usual)
+    for one, other in zip(*(adapter.arrays for adapter in read), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_whole_name_is_of_no_layer(read):

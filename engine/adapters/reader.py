@@ -96,9 +96,9 @@ class AdapterReader:
         with _adapter_errors(directory), _opened(directory) as (content, source):
             config = read_config(directory, content)
             pairs = self._checked(directory, config, source)
-            read = _Read(self._slots.sizes.max_lora_rank)
+            read, swaps = _Read(self._slots.sizes.max_lora_rank), _swaps(config, source, pairs)
             for pair in pairs:
-                self._take(directory, config, source, pair, read)
+                self._take(directory, config, source, pair, read, swaps=swaps)
         a, b = Factors(read.a), Factors(read.b)
         arrays = [array for kernel in self._slots.kernels for array in _block(kernel, a, b)]
         rank = max(config.rank(pair.key) for pair in pairs)
@@ -159,7 +159,7 @@ class AdapterReader:
         is_embedding = isinstance(pair.place, Place) and pair.place.is_embedding
         if is_embedding != pair.a.is_embedding or is_embedding != pair.b.is_embedding:
             raise AdapterError(f"{origin}: {pair.a.stored} is not how PEFT adapts {pair.module}")
-        shapes = tuple(source.info(tensor.stored).shape for tensor in (pair.a, pair.b))
+        shapes = _shapes(source, pair)
         if shapes not in (fitting := _fitting(pair.place, rank)):
             at = next(at for at in (0, 1) if shapes[at] != fitting[0][at])
             stored, wanted = (pair.a, pair.b)[at].stored, list(fitting[0][at])
@@ -181,8 +181,10 @@ class AdapterReader:
             found = list(source.info(name).shape)
             raise AdapterError(f"{origin}: {name} is {found}, and {list(wanted)} in the model: it has other tokens")
 
-    def _take(self, origin: str, config: PeftConfig, source: TensorSource, pair: Pair, read: _Read) -> None:
-        """Read both factors of a module."""
+    def _take(
+        self, origin: str, config: PeftConfig, source: TensorSource, pair: Pair, read: _Read, *, swaps: bool
+    ) -> None:
+        """Read both factors of a module; in ``swaps`` PEFT took inputs for outputs where it can have."""
         a, b = (self._numbers(origin, source, tensor.stored) for tensor in (pair.a, pair.b))
         rank = config.rank(pair.key)
         with np.errstate(over="ignore"):
@@ -197,7 +199,7 @@ class AdapterReader:
             return
         experts, (_, inputs) = pair.place.weight.num_experts, pair.place.weight.shape
         low, high = a.reshape(experts, rank, -1), b.reshape(len(b), rank, experts).transpose(2, 0, 1)
-        if (a.shape, b.shape) != _fitting(pair.place, rank)[0]:  # PEFT takes inputs for outputs there
+        if swaps and (a.shape, b.shape) == _fitting(pair.place, rank)[1]:
             low, high = high.swapaxes(1, 2), low.swapaxes(1, 2)
         assert low.shape[-1] == inputs
         read.put_fused(pair.place, low, high)
@@ -210,11 +212,23 @@ class AdapterReader:
         return whole
 
 
+def _shapes(source: TensorSource, pair: Pair) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return source.info(pair.a.stored).shape, source.info(pair.b.stored).shape
+
+
+def _swaps(config: PeftConfig, source: TensorSource, pairs: list[Pair]) -> bool:
+    """Whether PEFT took inputs for outputs in tensors of all experts: in all of a file or in none,
+    which those that are square do not tell."""
+    fused = (pair for pair in pairs if isinstance(pair.place, FusedPlace))
+    return any(_shapes(source, pair) != _fitting(pair.place, config.rank(pair.key))[0] for pair in fused)
+
+
 def _fitting(place: Place | FusedPlace, rank: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The shapes that both factors may have, the usual ones first.
 
     PEFT takes a tensor of all experts for [experts, out, in] unless its module says otherwise, as
-    that of gpt-oss does, and that of Llama 4, stored alike, does not.
+    that of gpt-oss does, and that of Llama 4, stored alike, does not. Older versions of it took all for
+    [experts, in, out].
     """
     if isinstance(place, Place):
         out, inputs = place.shape
