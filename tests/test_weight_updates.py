@@ -304,6 +304,7 @@ def test_what_waits_for_requests_that_a_pause_keeps_is_refused(served: Served) -
     slept = Channel()
     served.driver.operations.sleep("s", slept, 1)
     assert slept.get().text == "asleep"
+    assert served.resume().text == "asleep"
 
 
 def test_a_driver_whose_weights_cannot_be_read_again_sleeps_on(served: Served) -> None:

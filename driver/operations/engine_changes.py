@@ -165,7 +165,7 @@ class EngineChanges:
             self._deferred.remove(pause)
             pause.channel.put(error_sample(pause.request_id, InvalidRequest("the daemon was resumed before it paused")))
         self.paused = False
-        return done_sample(change.request_id, "serving")
+        return done_sample(change.request_id, "asleep" if self._engine.stats().asleep else "serving")
 
     def _update(self, change: UpdateWeights) -> ReturnSample:
         order, staged = change.order, change.staged
