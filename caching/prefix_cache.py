@@ -54,7 +54,7 @@ class PrefixCache:
     are offered to the ``tier`` behind this one, if there is any.
     """
 
-    def __init__(self, tier: HostTier | None = None) -> None:
+    def __init__(self, tier: HostTier | None) -> None:
         self._tier = tier
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}

@@ -82,8 +82,8 @@ class OpenRequests:
 
     def __init__(
         self,
-        on_end: Callable[[OpenRequest, ReturnSample], None] | None = None,
-        release: Callable[[OpenRequest], None] = lambda _: None,
+        on_end: Callable[[OpenRequest, ReturnSample], None],
+        release: Callable[[OpenRequest], None],
     ) -> None:
         self._on_end = on_end
         self._release = release
@@ -138,8 +138,7 @@ class OpenRequests:
         if not self._remove(request):
             return
         try:
-            if self._on_end is not None:
-                self._on_end(request, last)
+            self._on_end(request, last)
         finally:  # even if on_end or the channel raises: no other thread will do this
             try:
                 request.request.channel.put(last)

@@ -9,7 +9,7 @@ from driver.errors import InvalidRequest
 from engine.sampling_params import SamplingParams
 
 
-def sampling_params(params: dict[str, Any], defaults: dict[str, Any] | None = None) -> SamplingParams:
+def sampling_params(params: dict[str, Any], defaults: dict[str, Any]) -> SamplingParams:
     """The checked parameters, with the defaults of those that are left out.
 
     Raises InvalidRequest that names the wrong one.
@@ -21,7 +21,7 @@ def sampling_params(params: dict[str, Any], defaults: dict[str, Any] | None = No
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
             raise InvalidRequest(f"unknown parameter {name!r}: {hint}")
     try:
-        return msgspec.convert((defaults or {}) | params, SamplingParams, strict=True)
+        return msgspec.convert(defaults | params, SamplingParams, strict=True)
     except msgspec.ValidationError as error:
         raise InvalidRequest(_in_plain_words(str(error))) from error
 

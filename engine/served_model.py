@@ -64,7 +64,7 @@ class ServedModel:
     """The dtype of keys and values in pages."""
     generation: GenerationConfig
     """The defaults of requests."""
-    quantization: str | None = None
+    quantization: str | None
     """The form of the weights, if it is not their dtype."""
     draft: "ServedModel | None" = None
     """The draft model, if there is one. ``backend`` has its backend."""

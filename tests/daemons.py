@@ -68,4 +68,4 @@ def build_daemon(
 def gateway(**options: Any) -> GatewayProcess:
     """One at a free port."""
     defaults = {name: SETTINGS[name].default for name in GATEWAY_OPTIONS}
-    return GatewayProcess("127.0.0.1", 0, **(defaults | options))
+    return GatewayProcess("127.0.0.1", 0, or_any_port=False, **(defaults | options))

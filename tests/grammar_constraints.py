@@ -37,7 +37,7 @@ def begin(
     grammar = grammars.find(job) or grammars.compile(job, 0) or grammars.compile(job, LAST)
     assert grammar is not None
     allowance = Allowance(heavy=heavy)
-    constraints = [grammars.constraint(grammar, allowance, list(token_ids), LAST) for _ in range(count)]
+    constraints = [grammars.constraint(grammar, allowance, list(token_ids), LAST, None, None) for _ in range(count)]
     return [constraint for constraint in constraints if constraint is not None]
 
 

@@ -111,6 +111,7 @@ class RandomModel:
             scale=(nope + self._rope_dim) ** -0.5,
             rope=RopeSpec(interleaved=random.random() < 0.5),
             q_lora_rank=random.choice((None, 8)),
+            bias=False,
         )
 
     def _delta_net(self) -> DeltaNetSpec:

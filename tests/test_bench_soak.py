@@ -46,7 +46,7 @@ def test_the_soak_asks_only_what_is_allowed_and_aborts_a_fifth():
     asks = random_asks(greedy_cases(), 2000, seed=1)
 
     for ask in msgspec.json.decode(msgspec.json.encode(asks), type=list[Ask]):
-        sampling_params(ask.sampling)
+        sampling_params(ask.sampling, {})
 
     assert sum(ask.abort_after is not None for ask in asks) / len(asks) == pytest.approx(ABORTED, abs=0.05)
 

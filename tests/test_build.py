@@ -21,6 +21,7 @@ from engine.memory import device_memory, page_budget
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
 from engine.models.weights.weight_format import Layout
+from engine.sampling.operations import XLA_SAMPLING
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.speculation.history import new_history
@@ -71,7 +72,7 @@ def test_on_a_cpu_a_little_more_or_less_free_memory_makes_no_other_pool(director
 
     def budget(available, **settings):
         monkeypatch.setattr(device_memory, "available_bytes", lambda: available)
-        return device_memory.memory_budget(build_config(directory, **settings))
+        return device_memory.memory_budget(build_config(directory, **settings), 1)
 
     assert budget(17_000_000_000) == budget(17_400_000_000) == 6 * 2**30 < budget(19_000_000_000) == 7 * 2**30
     assert budget(17_000_000_000, hbm_utilization=0.5) == 8_500_000_000
@@ -104,7 +105,7 @@ def test_an_unknown_chip_that_does_not_report_its_memory_is_refused(directory, m
     monkeypatch.setattr(jax, "local_devices", lambda: [silent_chip("TPU v99", lambda: None)])
 
     with pytest.raises(ConfigurationError, match="TPU v99 reports no memory_stats, and its memory is known of TPU v4"):
-        device_memory.memory_budget(build_config(directory))
+        device_memory.memory_budget(build_config(directory), 1)
 
 
 @pytest.mark.parametrize(
@@ -137,11 +138,11 @@ def test_small_pages_hold_more_tokens_in_the_same_memory(directory):
     """The pool is counted in what pages take: 8 bits are a quarter of float32, but for the scales of int8."""
     config = build_config(directory)
     model = Partition(read_model_config(directory))
-    beside = page_budget._step_scratch(config, model) + page_budget._sampling_bytes(config, model, 64)
+    beside = page_budget._step_scratch(config, model) + page_budget._sampling_bytes(config, model, 64, XLA_SAMPLING)
 
     def pages(dtype):
         one_page = xla_backend(np.dtype(dtype)).one_page(model, 4, np.dtype(dtype))
-        return page_budget.CachePlanner(config, model, one_page, 0, beside + 7 * 4608).pool.num_pages
+        return page_budget.CachePlanner(config, model, one_page, 0, beside + 7 * 4608, XLA_SAMPLING).pool.num_pages
 
     assert [pages(dtype) for dtype in (np.float32, jnp.bfloat16, jnp.float8_e5m2, np.int8)] == [7, 14, 28, 21]
     assert (
@@ -225,7 +226,7 @@ def test_room_for_drafts_is_taken_from_the_pages(directory):
     none, sampling = planned(served, 10**9)[1].reserved, served.backend.sampling
     few, many = (planned(served_model.served_model(config), 10**9)[1].reserved for config in configs)
 
-    room = [4 * math.prod(jax.eval_shape(partial(new_history, 3, 64, count)).ids.shape) for count in (1, 7)]
+    room = [4 * math.prod(jax.eval_shape(partial(new_history, 3, 64, count, 0)).ids.shape) for count in (1, 7)]
     assert few - none == room[0]
     more_rows = sampling_bytes(2, 8, 144, 1, sampling) - sampling_bytes(2, 2, 144, 1, sampling)
     assert many - few == room[1] - room[0] + more_rows

@@ -176,7 +176,9 @@ def compiled(name):
     weights, pages = (
         [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in group] for group in (shapes, [(12288, 2, 128)])
     )
-    arrays = LargeArrays(tuple(weights), tuple(pages), jax.ShapeDtypeStruct((8, 4096), jnp.float32), num_layers=3)
+    arrays = LargeArrays(
+        tuple(weights), tuple(pages), jax.ShapeDtypeStruct((8, 4096), jnp.float32), num_layers=3, experts=()
+    )
     return CompiledProgram(Compilation("step", 8, 1.5, Executable(name), is_new=True), arrays)
 
 
@@ -277,7 +279,7 @@ ENTRY %main (p0: bf16[512,512]) -> bf16[512,4096] {
 }
 """
     weight = jax.ShapeDtypeStruct((4096, 512), jnp.bfloat16, sharding=one_device().sharding())
-    arrays = LargeArrays((weight,), (), jax.ShapeDtypeStruct(logits, jnp.float32), 3)
+    arrays = LargeArrays((weight,), (), jax.ShapeDtypeStruct(logits, jnp.float32), 3, ())
     executable = SimpleNamespace(as_text=lambda: program, memory_analysis=lambda: None)
 
     report = CompiledProgram(Compilation("step", 512, 1.5, executable, is_new=True), arrays).report

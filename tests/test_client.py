@@ -492,7 +492,7 @@ def test_a_daemon_that_hangs_is_noticed(router: Router, address: str, monkeypatc
 def welcomed(router: Router, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> session.Session:
     """A session without a thread, which has got so far at 0.0."""
     poller = zmq.Poller()
-    begun = session.Session(context, address, poller)
+    begun = session.Session(context, address, poller, None)
     while not begun.reached and poller.poll(PATIENCE * 1000):
         list(begun.receive(now=0.0))
     router.welcome()

@@ -463,7 +463,7 @@ def test_what_no_daemon_takes_ends_alone() -> None:
     """Where the daemon went before it could refuse it: the others of the client wait on."""
     put: list[object] = []
     frame = request_frame(Generate("1", "x", None, params={"bad_words": ["x"] * (MAX_VALUES + 1)}))
-    call = Call("1", frame, put.append, 0.0, resumption=Resumption(frame, 0.0))
+    call = Call("1", frame, put.append, 0.0, resumption=Resumption(frame, 0.0, ""))
 
     assert not call.lose(ConnectionLost("gone"), 0.0, 10.0)
 

@@ -75,7 +75,7 @@ class Stage:
     def __init__(self) -> None:
         self.grammars = FakeGrammars()
         self.told: queue.SimpleQueue = queue.SimpleQueue()
-        self.open_requests = OpenRequests()
+        self.open_requests = OpenRequests(lambda *_: None, lambda _: None)
         self.admitted: queue.SimpleQueue[Admit] = queue.SimpleQueue()
         self.earlier = list(range(MOST_INDEXED + 5))
         self.stage = CompileGrammars(self.grammars, self.open_requests, self.admitted.put, 64, lambda _: self.earlier)

@@ -118,7 +118,7 @@ def test_tokens_are_kept_up_to_the_first_wrong_draft_and_there_are_drafts_behind
     step that does not look n-grams up leaves none of the drafts before."""
     keys = {"prompt_lookup_min": 1} if method == "ngram" else {"model": "small"}
     config = SpeculativeConfig(method=method, num_speculative_tokens=2, **keys)
-    history = new_history(3, 20, config.num_speculative_tokens)
+    history = new_history(3, 20, config.num_speculative_tokens, 0)
     ids = history.ids.at[0, :6].set(jnp.asarray([5, 6, 7, 5, 6, 9], jnp.int32)).at[1, :2].set(3)
     history = replace(history, ids=ids)
     slots, lens = np.array([0, 0, 0, 1, 2], np.int32), np.array([4, 5, 6, 2, 0], np.int32)

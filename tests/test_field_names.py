@@ -24,7 +24,7 @@ class CheckingDriver(FakeDriver):
 
     def submit_request(self, request: ActiveRequest) -> None:
         """Raises InvalidRequest."""
-        params = sampling_params(request.params)
+        params = sampling_params(request.params, {})
         if request.messages is not None:
             checked_chat(request.messages)
         if (params.max_tokens or 0) > ROOM:

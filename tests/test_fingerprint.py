@@ -31,7 +31,7 @@ def engine_fingerprint(directory: Path, served: dict[str, Any] | None = None, **
     partition, numbers = Partition(read_model_config(directory)), np.dtype(np.float32)
     mesh: Any = None
     backend: Any = None
-    model = ServedModel(config, partition, mesh, backend, 16, numbers, numbers, GenerationConfig())
+    model = ServedModel(config, partition, mesh, backend, 16, numbers, numbers, GenerationConfig(), None)
     with open_weights(directory) as source:
         return replace(model, **(served or {}))._fingerprint(fingerprint(source))
 

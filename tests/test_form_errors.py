@@ -37,7 +37,7 @@ class CompilingDriver(FakeDriver):
 
     def submit_request(self, request: ActiveRequest) -> None:
         super().submit_request(request)
-        params = sampling_params(request.params).structured_outputs
+        params = sampling_params(request.params, {}).structured_outputs
         if params is None:
             return
         job = GrammarCompiler.job(params)

@@ -89,7 +89,7 @@ def test_the_grammar_says_what_may_follow_its_guesses_and_allows_no_others(token
     with running(tokenizer, limits) as grammars:
         grammar = grammars.compile(grammars.job(StructuredOutputsParams(regex="[a-z]{40}")), LAST)
         assert grammar is not None
-        allowance = Allowance()
+        allowance = Allowance(heavy=False)
         index = grammars.index(text)
         plain = grammars.constraint(grammar, allowance, [], LAST, 0, index)
         assert plain is not None

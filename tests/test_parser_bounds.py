@@ -36,8 +36,11 @@ STARTS: dict[str, tuple[Callable[[], Any], str]] = {
     "after thoughts": (lambda: ReasoningParser(THINK, True), "x</think>"),
     "before a reply": (lambda: ReasoningParser(REASONING_FORMATS["granite"], True), "x</think>"),
     "in a reply": (lambda: ReasoningParser(REASONING_FORMATS["granite"], True), "x</think><response>y"),
-    "in a header": (lambda: HarmonyParser(FUNCTIONS), ""),
-    "in the next header": (lambda: HarmonyParser(FUNCTIONS), "<|channel|>final<|message|>x<|end|>"),
+    "in a header": (lambda: HarmonyParser(FUNCTIONS, parallel=True, hides_reasoning=False), ""),
+    "in the next header": (
+        lambda: HarmonyParser(FUNCTIONS, parallel=True, hides_reasoning=False),
+        "<|channel|>final<|message|>x<|end|>",
+    ),
 }
 
 
@@ -92,8 +95,8 @@ def make_answer(make: Callable[[], Any]) -> Any:
     """The parser of a whole answer around one of its parts."""
     part = make()
     if isinstance(part, ReasoningParser):
-        return OutputParser(part)
-    return OutputParser(None, part) if isinstance(part, ToolCallParser) else part
+        return OutputParser(part, None, hides_reasoning=False)
+    return OutputParser(None, part, hides_reasoning=False) if isinstance(part, ToolCallParser) else part
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,7 @@ def test_what_begins_like_calls_in_calls_is_read_once(
     for module in (tool_call_parser, argument_readers):
         monkeypatch.setattr(module, "Braces", Counting)
     text = head * 500 + tail * 500
-    output = whole_output(OutputParser(None, ToolCallParser(row, FUNCTIONS)), text, "stop")
+    output = whole_output(OutputParser(None, ToolCallParser(row, FUNCTIONS), hides_reasoning=False), text, "stop")
     assert (output.content, output.calls, output.finish_reason) == (text, [], "stop")
     assert looked_at <= 2 * len(text)
 

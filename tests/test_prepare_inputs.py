@@ -38,7 +38,7 @@ class Stage:
     ) -> None:
         self.outcomes: queue.SimpleQueue[Admit | ReturnSample] = queue.SimpleQueue()
         self.to_compile: queue.SimpleQueue[Admit] = queue.SimpleQueue()
-        self.open_requests = OpenRequests()
+        self.open_requests = OpenRequests(lambda *_: None, lambda _: None)
         self.stage = PrepareInputs(
             tokenizer or FakeTokenizer(),
             msgspec.structs.replace(LIMITS, default_sampling_params=defaults or {}),
@@ -444,7 +444,7 @@ def test_many_log_probabilities_of_a_long_prompt_are_refused() -> None:
     """Their number is the prompt's length times one more than are asked for of each."""
     limits = ServingLimits(max_model_len=20_000, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
     outcomes: queue.SimpleQueue[Admit | ReturnSample] = queue.SimpleQueue()
-    requests = OpenRequests()
+    requests = OpenRequests(lambda *_: None, lambda _: None)
     prepare = PrepareInputs(FakeTokenizer(), limits, requests, outcomes.put, 8, outcomes.put)
     most = MAX_PROMPT_LOGPROBS // 21
 

@@ -25,7 +25,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.heard: queue.SimpleQueue[ReturnSample | Finished] = queue.SimpleQueue()
-        self.open_requests = OpenRequests()
+        self.open_requests = OpenRequests(lambda *_: None, lambda _: None)
         self.metrics = RequestMetrics(max_model_len=100)
         self.summaries: BoundedQueue[Summary] = BoundedQueue(100)
         stage = ProcessSummary(FakeTokenizer(), self.open_requests, self.summaries, self.heard.put, self.metrics)

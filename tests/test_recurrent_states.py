@@ -19,6 +19,7 @@ from engine.mesh import one_device
 from engine.models.decoder import Decoder
 from engine.models.layers.cache_layout import cache_layout
 from engine.models.partition import Partition
+from engine.sampling.operations import XLA_SAMPLING
 from engine.sampling_params import SamplingParams
 from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.sequence import Sequence
@@ -188,8 +189,8 @@ def planner_of(model, left, **settings):
     """A planner that has so many bytes left beside weights and scratch."""
     config = EngineConfig(max_num_seqs=4, max_model_len=64, page_size=PAGE_SIZE, **settings)
     one = xla_backend(FLOAT32).one_page(Partition(model), PAGE_SIZE, FLOAT32)
-    beside = CachePlanner(config, Partition(model), one, 0, 0).reserved
-    return CachePlanner(config, Partition(model), one, 0, beside + left), one
+    beside = CachePlanner(config, Partition(model), one, 0, 0, XLA_SAMPLING).reserved
+    return CachePlanner(config, Partition(model), one, 0, beside + left, XLA_SAMPLING), one
 
 
 @pytest.mark.parametrize(("conversations", "kept"), [(1, 0), (2, 2), (7, 7), (30, 12)])

@@ -13,6 +13,7 @@ from engine.sampling.logit_floors import MASKED_OUT
 from engine.sampling.row_blocks import BLOCK, in_blocks, top
 from engine.sampling.sampler import SamplingRows
 from engine.sampling.truncation import TOP
+from engine.vocabulary import WHOLE
 
 VOCABULARIES = {"Llama 3": 128_256, "Qwen 2": 152_064}
 
@@ -131,7 +132,7 @@ def test_the_likeliest_are_those_of_a_sort_the_first_of_equals_first(vocab, ties
     logits = np.round(logits) + np.float32(0) if ties else logits  # -0 is below 0 to a device
     order = np.argsort(-logits, axis=-1, kind="stable")[:, :6]
 
-    high, ids = jax.jit(lambda logits: top(in_blocks(logits), 6))(logits)
+    high, ids = jax.jit(lambda logits: top(in_blocks(logits), 6, WHOLE))(logits)
 
     assert ids.tolist() == order.tolist()
     assert np.array_equal(high, np.take_along_axis(logits, order, axis=-1))

@@ -266,7 +266,7 @@ def test_nobody_goes_before_others_unless_it_may() -> None:
 
 def test_tokens_are_so_many_a_minute() -> None:
     """They may be used at once, and come back as the minute goes; the refusal says when there will be some."""
-    quota, tenant = Quota(), Tenant("bob", Limits("x" * 40, tokens_per_minute=600))
+    quota, tenant = Quota(0.0), Tenant("bob", Limits("x" * 40, tokens_per_minute=600))
     assert quota.refusal(tenant, 0, now=100.0) is None
     quota.spend(700)
 
@@ -276,7 +276,7 @@ def test_tokens_are_so_many_a_minute() -> None:
     assert quota.refusal(tenant, 0, now=109.0) is not None
     assert quota.refusal(tenant, 0, now=110.1) is None
     assert quota.refusal(tenant, 0, now=110.1 + MINUTE) is None
-    assert Quota().refusal(Tenant(""), 10**9, now=0.0) is None
+    assert Quota(0.0).refusal(Tenant(""), 10**9, now=0.0) is None
 
 
 # Files.

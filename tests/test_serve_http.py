@@ -164,7 +164,9 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(address: str) ->
     loaded: list[Any] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        daemon = build_daemon(address, during_load=loaded.append, gateway=GatewayProcess("127.0.0.1", port))
+        daemon = build_daemon(
+            address, during_load=loaded.append, gateway=GatewayProcess("127.0.0.1", port, or_any_port=False)
+        )
         with pytest.raises(AddressInUse, match=f"another program listens at 127.0.0.1, port {port}"):
             daemon.run()
         other = GatewayProcess("127.0.0.1", port, or_any_port=True)

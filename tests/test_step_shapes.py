@@ -134,7 +134,7 @@ def test_buckets_share_samplers():
 @given(st.integers(1, 300), st.integers(0, 4000))
 def test_few_buckets_cover_every_step(max_num_seqs, extra_budget):
     """The covering ones are among the buckets, the largest of all is one, and none is far from the next."""
-    buckets = token_buckets(max_num_seqs, max_num_seqs + extra_budget)
+    buckets = token_buckets(max_num_seqs, max_num_seqs + extra_budget, 1)
 
     covering = covering_buckets(buckets)
 

@@ -262,7 +262,7 @@ def test_a_sample_with_many_messages_is_read_as_one_with_few() -> None:
     """A parser is given a whole sample piece by piece."""
     text = "<|channel|>final<|message|>ab<|end|><|start|>assistant" * 20_000
 
-    output = whole_output(HarmonyParser({}, parallel=True), text, "stop")
+    output = whole_output(HarmonyParser({}, parallel=True, hides_reasoning=False), text, "stop")
 
     assert output.content == "\n\n".join(["ab"] * 20_000)
 

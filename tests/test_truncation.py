@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.sampling import truncation
 from engine.sampling.logit_floors import REMOVED
 from engine.sampling.truncation import WEIGHTLESS, Scale, lowest_kept
+from engine.vocabulary import WHOLE
 
 VOCAB = 40
 
@@ -33,7 +34,7 @@ def keeps(logits, *parameters):
     """bool[rows, vocab] whether each row keeps a token of f32[rows, vocab]."""
     best = jnp.max(logits, axis=-1)
     below = logits - best[:, None]
-    lowest = lowest_kept(logits, Scale(best, jnp.ones_like(best)), *parameters)
+    lowest = lowest_kept(logits, Scale(best, jnp.ones_like(best)), *parameters, WHOLE)
     return (below >= lowest[:, None]) & (below > WEIGHTLESS)
 
 

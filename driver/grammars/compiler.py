@@ -112,8 +112,8 @@ class GrammarCompiler:
         allowance: Allowance,
         token_ids: list[int],
         tier: int,
-        num_drafts: int | None = None,
-        prompt: NgramIndex | None = None,
+        num_drafts: int | None,
+        prompt: NgramIndex | None,
     ) -> GrammarConstraint | None:
         """The constraint of a sequence with these tokens; returns and raises as ``compile``.
 

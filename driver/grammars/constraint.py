@@ -42,8 +42,8 @@ class GrammarConstraint:
         pool: MatcherPool,
         allowance: Allowance,
         token_ids: list[int],
-        num_drafts: int = 0,
-        guesses: Guesses | None = None,
+        num_drafts: int,
+        guesses: Guesses | None,
     ) -> None:
         self.mask: NDArray[np.int32]
         self.expected: list[int]

@@ -53,7 +53,7 @@ SUSPECT_LIFETIME = 60.0
 class Allowance:
     """Worker time used by all samples of one request. One thread writes it."""
 
-    def __init__(self, *, heavy: bool = False) -> None:
+    def __init__(self, *, heavy: bool) -> None:
         self.heavy = heavy
         """Whether its matchers run among heavy ones; never unset."""
         self._debt = 0.0

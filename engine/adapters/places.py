@@ -48,11 +48,11 @@ class FusedPlace:
 class Places:
     """All that may have adapters, by the names of weights."""
 
+    without_room: frozenset[int]
+    """The ids of weights that slots have no room for."""
     weights: dict[str, Place] = field(default_factory=dict)
     fused: dict[str, list[FusedPlace]] = field(default_factory=dict)
     """By the module of a layer's experts, its parameters in the order in which PEFT wraps them."""
-    without_room: frozenset[int] = frozenset()
-    """The ids of weights that slots have no room for."""
 
     def of_module(self, origin: str, config: PeftConfig, module: str) -> tuple[str, Place | FusedPlace]:
         """The name that patterns are matched with, and the place of a module of the file.
@@ -130,7 +130,7 @@ class Places:
 
 def places_of(slots: SlotArrays) -> Places:
     """The places of a model."""
-    places = Places(without_room=frozenset(map(id, slots.without_room)))
+    places = Places(frozenset(map(id, slots.without_room)))
     for weight in (*slots.kernels, *slots.without_room):
         for layer in weight.entry.sources:
             if isinstance(weight, AdaptedExpertsKernel):

@@ -17,7 +17,7 @@ CPU_UTILIZATION = 0.4
 """Other processes share a host's memory; an accelerator's is ours."""
 
 
-def memory_budget(config: EngineConfig, devices: int = 1) -> int:
+def memory_budget(config: EngineConfig, devices: int) -> int:
     """Bytes we may use on each of this host's devices, weights included: the minimum over them.
 
     Raises ConfigurationError if the memory of an accelerator is not known.

@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.models.partition import Partition
 from engine.models.spec import ModelSpec
-from engine.sampling.operations import XLA_SAMPLING, SamplingOperations
+from engine.sampling.operations import SamplingOperations
 from engine.scheduling.speculation import most_samples
 from engine.speculation.history import earlier_bytes, own_bytes
 from engine.step.backend import Backend
@@ -47,7 +47,7 @@ class CachePlanner:
         one_page: PagedAttentionCacheMetaData,
         weight_bytes: int,
         budget: int,
-        operations: SamplingOperations = XLA_SAMPLING,
+        operations: SamplingOperations,
     ) -> None:
         self._config = config
         self._partition = partition
@@ -240,9 +240,7 @@ def _step_scratch(config: EngineConfig, partition: Partition) -> int:
     return 4 * config.max_num_batched_tokens * each
 
 
-def _sampling_bytes(
-    config: EngineConfig, partition: Partition, context: int, operations: SamplingOperations = XLA_SAMPLING
-) -> int:
+def _sampling_bytes(config: EngineConfig, partition: Partition, context: int, operations: SamplingOperations) -> int:
     """What the samplers have for all slots, and take beside it for the most rows of a step."""
     slots, drafts = config.max_num_seqs, 0 if config.speculation is None else config.speculation.num_speculative_tokens
     history = own_bytes(slots, context, drafts) if drafts else 0

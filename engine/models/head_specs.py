@@ -20,7 +20,7 @@ class EagleHeadSpec:
     """Whether ``d2t`` says which of the vocabulary these are; else they are all of it."""
     has_embedding: bool
     """Whether it embeds tokens itself; else by the model's table."""
-    adds_normed: bool = False
+    adds_normed: bool
     """Whether it adds to the norm of what it reads, and not to that itself."""
 
 
@@ -57,7 +57,7 @@ class AssistantSpec:
     """The model's factor of embedded tokens."""
     pages: tuple[KeysAndValues, ...]
     """What the model's layers have in the pages that are read."""
-    clusters: Clusters | None = None
+    clusters: Clusters | None
     """None if all tokens have logits."""
     taps: ClassVar[tuple[int, ...]] = ()
     """It reads what comes out of the model, and the input of no layer."""

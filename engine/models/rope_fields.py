@@ -69,11 +69,11 @@ class RopeReader:
     """``max_position_embeddings``"""
     original_max_position: int | None
     """``original_max_position_embeddings`` beside the rope parameters, which goes before theirs."""
-    rotary_share: float | None = None
+    rotary_share: float | None
     """``partial_rotary_factor`` beside the rope parameters."""
-    is_partial: bool = False
+    is_partial: bool
     """Whether the family's code can leave dimensions without rotation."""
-    scales_queries: bool = False
+    scales_queries: bool
     """Whether it multiplies queries by ``llama_4_scaling_beta``."""
 
     def read(self, given: Mapping[str, Any], theta: float) -> RopeSpec:

@@ -81,7 +81,7 @@ class LargeArrays:
     pages: tuple[jax.ShapeDtypeStruct, ...]
     logits: jax.ShapeDtypeStruct
     num_layers: int
-    experts: tuple[ExpertStack, ...] = ()
+    experts: tuple[ExpertStack, ...]
 
     @property
     def parts(self) -> set[int]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from engine.vocabulary import VOCABULARY_BLOCK, WHOLE, Vocabulary
+from engine.vocabulary import VOCABULARY_BLOCK, Vocabulary
 
 BLOCK = VOCABULARY_BLOCK
 """Tokens reduced together; one of them is then chosen within its block."""
@@ -44,7 +44,7 @@ def total(blocks: Array) -> Array:
     return _folded(blocks, jnp.add, lambda blocks: jnp.sum(blocks, axis=-1))
 
 
-def top(blocks: Array, count: int, vocabulary: Vocabulary = WHOLE) -> tuple[Array, Array]:
+def top(blocks: Array, count: int, vocabulary: Vocabulary) -> tuple[Array, Array]:
     """The ``count`` highest of each row of f32[rows, blocks, BLOCK] (all if there are fewer), the
     first of equals first, and their ids i32. Padding is behind all tokens.
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from engine.sampling.row_blocks import in_blocks, top, total
-from engine.vocabulary import WHOLE, Vocabulary
+from engine.vocabulary import Vocabulary
 
 TOP = 64
 """The likeliest tokens, which are searched for the cut first."""
@@ -48,9 +48,7 @@ def by_row(values: Array, x: Array) -> Array:
     return values.reshape(-1, *(1 for _ in x.shape[1:]))
 
 
-def lowest_kept(
-    logits: Array, scale: Scale, top_k: Array, top_p: Array, min_p: Array, vocabulary: Vocabulary = WHOLE
-) -> Array:
+def lowest_kept(logits: Array, scale: Scale, top_k: Array, top_p: Array, min_p: Array, vocabulary: Vocabulary) -> Array:
     """f32[rows] the lowest relative logit that each row's parameters keep of f32[rows, vocab].
 
     Ties with the last token kept are kept. top_k 0 is no limit; top-p weighs the tokens that top-k

@@ -114,7 +114,7 @@ def earlier_bytes(max_num_seqs: int, num_tokens: int) -> int:
     return 4 * (max_num_seqs + 1) * earlier_width(num_tokens)
 
 
-def new_history(num_slots: int, max_model_len: int, num_drafts: int, num_earlier: int = 0) -> History:
+def new_history(num_slots: int, max_model_len: int, num_drafts: int, num_earlier: int) -> History:
     """One without tokens, on the default device, with room for so many of earlier texts."""
     width = own_width(max_model_len, num_drafts) + earlier_width(num_earlier)
     ids = jnp.full((num_slots, width), NO_DRAFT, jnp.int32)

@@ -42,7 +42,7 @@ class ExecutedStep:
     """[rows] of ``compute_logprobs``; None if no row wants them."""
     prompt_blocks: list[Array]
     """PROMPT_BLOCK rows of ``compute_logprobs`` each."""
-    drafts: Array | None = None
+    drafts: Array | None
     """i32[rows, most drafts] of DRAFT, if a draft model has drafted for the step."""
 
 

@@ -77,7 +77,7 @@ def trial_of(
     page_size: int,
     dtype: np.dtype,
     kv_dtype: np.dtype,
-    reader: ModelSpec | None = None,
+    reader: ModelSpec | None,
 ) -> Trial:
     """What a device's part of a model asks of a backend's kernel, and a ``reader`` of its pages."""
     model = partition.model

@@ -57,7 +57,7 @@ the end, what BIAS made of them, and what PENALTIES makes of that."""
 
 
 def sampling_bytes(
-    max_num_seqs: int, num_rows: int, num_tokens: int, devices: int, operations: SamplingOperations = XLA_SAMPLING
+    max_num_seqs: int, num_rows: int, num_tokens: int, devices: int, operations: SamplingOperations
 ) -> int:
     """Bytes on each device of the state of all slots, and of what sampling for rows takes beside it."""
     part = padded_vocab_size(num_tokens, devices) // devices

@@ -127,7 +127,7 @@ class StepShapes:
         return sampling_rows(tokens, self.most_samples, skips_padding=self.skips_padding)
 
 
-def token_buckets(max_num_seqs: int, max_num_batched_tokens: int, smallest: int = 1) -> list[int]:
+def token_buckets(max_num_seqs: int, max_num_batched_tokens: int, smallest: int) -> list[int]:
     """The token counts of steps whose padding costs what tokens do, ascending; the last is the
     budget.
 
@@ -151,7 +151,7 @@ def covering_buckets(buckets: list[int]) -> list[int]:
     return covering
 
 
-def sampling_rows(tokens: int, max_num_seqs: int, *, skips_padding: bool = False) -> int:
+def sampling_rows(tokens: int, max_num_seqs: int, *, skips_padding: bool) -> int:
     """Rows of a bucket's sampler: a power of two, or all; of four, if the backend ``skips_padding``.
 
     Samplers come in several variants that take seconds to compile, but little time to run. Up to

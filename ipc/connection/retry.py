@@ -48,7 +48,7 @@ class Resumption:
     """One completion, from its first request on, or one question to the tokenizer. Times are in
     seconds, and the caller's. ``model`` is what the request names."""
 
-    def __init__(self, frame: bytes, now: float, model: str = "") -> None:
+    def __init__(self, frame: bytes, now: float, model: str) -> None:
         self.why: OdriverError | None = None
         """How it was lost the last time."""
         self._interrupted_at: float | None = None

@@ -94,7 +94,7 @@ class Session:
     """
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, poller: zmq.Poller, key: ClientKey | None = None
+        self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, poller: zmq.Poller, key: ClientKey | None
     ) -> None:
         self.welcome: Welcome | None = None
         self.reached = False

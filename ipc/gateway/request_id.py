@@ -61,7 +61,7 @@ class RequestIds:
             _log(scope, state["request_id"], status, time.monotonic() - began)
 
 
-def request_id_of(request: Request, in_body: str | None = None) -> str:
+def request_id_of(request: Request, in_body: str | None) -> str:
     """The name of a request: the one in its body, if it has none in its head."""
     if in_body is not None and not request.state.has_own_id:
         request.state.request_id = in_body

@@ -163,7 +163,7 @@ def chat_completion(
     answer_format: AnswerFormat,
     name: str,
     model: str,
-    prompt_token_ids: list[int] | UnsetType = UNSET,
+    prompt_token_ids: list[int] | UnsetType,
     message_of: Callable[[Choice], tuple[AssistantMessage, str]] = plain_message,
 ) -> ChatCompletion:
     """The answer in this format, without its time of creation."""
@@ -187,7 +187,7 @@ def text_completion(
     answer_format: AnswerFormat,
     name: str,
     model: str,
-    prompt_token_ids: list[int] | UnsetType = UNSET,
+    prompt_token_ids: list[int] | UnsetType,
 ) -> TextCompletion:
     """The answer in this format, without its time of creation."""
     choices = [

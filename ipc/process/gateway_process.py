@@ -44,7 +44,7 @@ class GatewayProcess:
     ``bind`` raises AddressError; ``or_any_port`` takes a free port where that one is taken.
     """
 
-    def __init__(self, host: str, port: int, *, or_any_port: bool = False, **options: Any) -> None:
+    def __init__(self, host: str, port: int, *, or_any_port: bool, **options: Any) -> None:
         self._host, self._port, self._or_any_port = host, port, or_any_port
         self._options = options
         self._when_finished: Callable[[], None] | None = None

@@ -87,7 +87,7 @@ class Control:
         outbox: Outbox,
         send: Send,
         profiles: Path | None,
-        weights_root: Root | None = None,
+        weights_root: Root | None,
     ) -> None:
         self._driver = driver
         self._welcome = welcome

@@ -49,7 +49,7 @@ def devices(root: Path = Path("/")) -> list[Path]:
     return tpus(root) + gpus(root)
 
 
-def tpus(root: Path = Path("/")) -> list[Path]:
+def tpus(root: Path) -> list[Path]:
     """The device files of TPUs: their own driver's, or VFIO's where the group's device is Google's.
 
     scripts/environment.sh looks for the same.
@@ -58,22 +58,22 @@ def tpus(root: Path = Path("/")) -> list[Path]:
     return sorted((*(root / "dev").glob("accel[0-9]*"), *groups))
 
 
-def gpus(root: Path = Path("/")) -> list[Path]:
+def gpus(root: Path) -> list[Path]:
     """The device files of NVIDIA's GPUs."""
     return sorted((root / "dev").glob("nvidia[0-9]*"))
 
 
-def holders(paths: list[Path], proc: Path = Path("/proc")) -> list[Holder]:
+def holders(paths: list[Path]) -> list[Holder]:
     """The processes that have any of these open; those of other users only root sees."""
     wanted = {str(path) for path in paths}
     return [
         _holder(int(process.name))
-        for process in sorted(proc.glob("[0-9]*"), key=lambda process: int(process.name))
+        for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda process: int(process.name))
         if process.name != str(os.getpid()) and any(target in wanted for target in _open_files(process))
     ]
 
 
-def tpu_obstacle(paths: list[Path], lock: Path = TPU_LOCK) -> Obstacle | None:
+def tpu_obstacle(paths: list[Path], lock: Path) -> Obstacle | None:
     """Why libtpu cannot open the TPUs: a process with devices or lock, or a foreign lock."""
     found = {holder.pid: holder for holder in (*_lock_holders(lock), *holders(paths))}
     if found:

@@ -37,7 +37,7 @@ def choose_device(device: str, root: Path = Path("/")) -> None:
         os.environ[VARIABLE] = value
 
 
-def platforms(device: str, root: Path = Path("/")) -> str | None:
+def platforms(device: str, root: Path) -> str | None:
     """What VARIABLE is to be for one of DEVICES; None where it is left alone.
 
     Raises ConfigurationError as ``choose_device`` does.

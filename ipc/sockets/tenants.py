@@ -76,7 +76,7 @@ class Quota:
     Times are in seconds, and the caller's.
     """
 
-    def __init__(self, now: float = 0.0) -> None:
+    def __init__(self, now: float) -> None:
         self._used = 0.0
         self._at = now
 

@@ -28,7 +28,7 @@ def files() -> list[Path]:
     return [*(home / "odriver" / "config.toml" for home in homes), Path("/etc/odriver/config.toml")]
 
 
-def config_file(given: Path | None = None) -> Path | None:
+def config_file(given: Path | None) -> Path | None:
     """The configuration file: the one that is given, that ODRIVER_CONFIG names, or that is there."""
     named = given or os.environ.get(FILE_VARIABLE)
     return Path(named) if named else next(filter(_is_there, files()), None)
@@ -55,7 +55,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is not TOML: {error}") from error
 
 
-def configured_bind(given: Path | None = None) -> str | None:
+def configured_bind(given: Path | None) -> str | None:
     """``bind`` of the environment, else of the configuration file; raises AddressError."""
     if os.environ.get(BIND_VARIABLE):
         return os.environ[BIND_VARIABLE]

@@ -38,7 +38,7 @@ class CacheLayout:
     """By group, the tokens that its layers see; None is all."""
     num_layers: int
     """Layers that a page holds. Groups with fewer leave the rest of their pages empty."""
-    states: tuple[State, ...] = ()
+    states: tuple[State, ...]
     """Of each layer that has one."""
 
     def array(self, place: CachePlace, *, stacked: bool) -> int:

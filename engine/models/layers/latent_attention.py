@@ -41,9 +41,9 @@ class LatentAttentionSpec:
     scale: float
     """Scores are multiplied by it."""
     rope: RopeSpec
-    q_lora_rank: int | None = None
+    q_lora_rank: int | None
     """Queries are made of a latent of their own, too."""
-    bias: bool = False
+    bias: bool
     """The projections to latents and the last one have biases."""
     first: int = 0
     """As in AttentionSpec."""

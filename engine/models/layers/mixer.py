@@ -21,7 +21,7 @@ class KeysAndValues:
 
     kv_heads: int
     head_dim: int
-    reach: int | None = None
+    reach: int | None
     """The most tokens that a later one sees, itself included; None is all."""
     vectors: ClassVar[int] = 2
     """Of a token for each kv head."""
@@ -43,7 +43,7 @@ class OfLayer:
     """A layer caches nothing, and reads the cache of another."""
 
     layer: int
-    reach: int | None = None
+    reach: int | None
     """As in KeysAndValues."""
 
 
@@ -53,7 +53,7 @@ class OfModel:
     drafts for."""
 
     layer: int
-    reach: int | None = None
+    reach: int | None
     """As in KeysAndValues."""
 
 

@@ -18,7 +18,7 @@ COMPARED_ROWS = 4096
 
 
 def verify(
-    source: TensorSource, wanted: Sequence[tuple[Parameter, int | None]], model: ModelSpec, *, whole: bool = True
+    source: TensorSource, wanted: Sequence[tuple[Parameter, int | None]], model: ModelSpec, *, whole: bool
 ) -> None:
     """Raises ConfigurationError unless a source has exactly the tensors of ``wanted``.
 

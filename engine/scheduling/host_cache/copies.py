@@ -18,5 +18,5 @@ class Copies:
     """Of the oldest lists of ``fetches``, which have arrived, the page of each; or the sink."""
     fetches: list[int]
     """The host's slots whose contents begin their way to the device."""
-    of_states: bool = False
+    of_states: bool
     """Whether what is called a page here is the device's slot of a recurrent state."""

@@ -120,7 +120,7 @@ class ClientTurns:
         """Where a sequence waits, which is the first of all or of its client's."""
         return Position(sequence.request_id in self._preempted, self._counters.get(client, 0.0))
 
-    def put_back(self, client: str, sequence: Sequence, position: Position, left_out: UserTurns | None = None) -> None:
+    def put_back(self, client: str, sequence: Sequence, position: Position, left_out: UserTurns | None) -> None:
         """Add a sequence where it was when it was taken out, and behind it what was ``left_out`` of its client."""
         waiting = self._clients.get(client)
         if waiting is None and (left_out is not None or not position.preempted):

@@ -69,7 +69,7 @@ class ChatChunks:
         answer_format: AnswerFormat,
         answering: Answering,
         stream_usage: StreamUsage,
-        prompt_token_ids: list[int] | UnsetType = UNSET,
+        prompt_token_ids: list[int] | UnsetType,
     ) -> None:
         self._head: dict[str, Any] = {"id": f"chatcmpl-{name}", "model": model, "created": created}
         self._usage = stream_usage

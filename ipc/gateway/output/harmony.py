@@ -30,7 +30,7 @@ class HarmonyParser:
     analysis, or content. Without ``parallel`` only the first call counts.
     """
 
-    def __init__(self, names: Collection[str], *, parallel: bool = True, hides_reasoning: bool = False) -> None:
+    def __init__(self, names: Collection[str], *, parallel: bool, hides_reasoning: bool) -> None:
         self._names = names
         self._parallel = parallel
         self._hides_reasoning = hides_reasoning

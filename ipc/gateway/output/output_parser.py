@@ -32,10 +32,10 @@ class OutputParser:
 
     def __init__(
         self,
-        reasoning: ReasoningParser | None = None,
-        tool_calls: ToolCallParser | None = None,
+        reasoning: ReasoningParser | None,
+        tool_calls: ToolCallParser | None,
         *,
-        hides_reasoning: bool = False,
+        hides_reasoning: bool,
     ) -> None:
         self._reasoning = reasoning
         self._tool_calls = tool_calls

@@ -32,7 +32,7 @@ _GEMMA_RULES = [
 
 
 def call_rules(
-    row: ToolFormat, functions: Sequence[Function], token_ids: Mapping[str, int], *, parallel: bool, behind: str = ""
+    row: ToolFormat, functions: Sequence[Function], token_ids: Mapping[str, int], *, parallel: bool, behind: str
 ) -> Iterator[str]:
     """Rules in which ``calls`` is one call of these functions, or several if ``parallel``; each is made when it is
     taken, as all of them may be far larger than what they are made from.

@@ -87,7 +87,7 @@ class _Item:
 class OutputItems:
     """Writes the output of a response, item by item; ``new_call_id`` names one more call."""
 
-    def __init__(self, new_call_id: Callable[[], str], *, seals_reasoning: bool = False) -> None:
+    def __init__(self, new_call_id: Callable[[], str], *, seals_reasoning: bool) -> None:
         self.items: list[dict[str, Any]] = []
         """The finished items."""
         self._new_call_id = new_call_id

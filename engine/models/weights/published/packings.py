@@ -35,7 +35,7 @@ class Packings:
     """The packing of every module."""
 
     usual: Packing
-    others: tuple[tuple[str, Packing | None], ...] = ()
+    others: tuple[tuple[str, Packing | None], ...]
     """By expressions for names of modules, the first that matches; None is not quantised."""
 
     def of(self, module: str) -> Packing | None:

@@ -68,7 +68,7 @@ class ScaledTensor:
     scale_shape: tuple[int, ...]
     """With as many axes as the tensor."""
     block: tuple[int, ...]
-    zero_name: str | None = None
+    zero_name: str | None
     """Of whole numbers, one for each scale."""
 
     @property

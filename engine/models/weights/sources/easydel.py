@@ -50,8 +50,8 @@ class _Stored:
 
     array: _Array
     transposed: bool
-    number: int = 0
-    parts: int = 1
+    number: int
+    parts: int
 
     @property
     def shape(self) -> tuple[int, ...]:
