@@ -17,6 +17,7 @@ that ends the sequence ends it as ever.
 import logging
 from collections.abc import Callable
 from itertools import chain
+from typing import Any
 
 from engine.device_errors import DeviceError
 from engine.sampling.sampler import NO_TOKEN
@@ -48,6 +49,10 @@ class Failures:
         """Steps that failed."""
         self.num_rows = 0
         """Sequences that ended because their logits were not finite."""
+
+    def stats(self) -> dict[str, Any]:
+        """Fields of EngineStats."""
+        return {"failed_steps": self.num_steps, "failed_rows": self.num_rows}
 
     def end_rows(
         self, plan: NextIterationPlan, result: StepResult, land: Callable[[], list[SequenceOutput]]

@@ -6,7 +6,6 @@ What a failed step costs is in engine/failures.py.
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListOf
-from typing import Any
 
 from caching.page_manager import HBMPageManager
 from engine.adapters.adapter import Adapter, AdapterError
@@ -272,47 +271,28 @@ class oEngine:
 
     def stats(self) -> EngineStats:
         """The counters and gauges of this moment."""
-        states, adapters = self._states, self._scheduler.adapters
-        host: dict[str, Any] = {} if self._host is None else self._host.stats()
-        drafts, earlier = self._scheduler.speculation, self._scheduler.memory.earlier
+        pages, states = self._pages, self._states
         return EngineStats(
-            running=self._scheduler.num_running,
             max_num_seqs=self.limits.max_num_seqs,
-            waiting=self._scheduler.num_waiting,
-            pages_total=self._pages.num_total,
-            pages_free=self._pages.num_free,
-            pages_cached=self._pages.num_cached,
-            pages_owned=self._pages.num_owned,
-            **host,
-            **({} if drafts is None else drafts.stats()),
-            earlier_tokens=earlier.num_kept,
-            earlier_salts=earlier.num_salts,
-            **self._log.stats(),
-            **self._residence.stats(),
-            preemptions=self._scheduler.preemptions.total(),
-            preemptions_by_cause=dict(self._scheduler.preemptions),
-            waiting_tokens=self._scheduler.num_waiting_tokens,
-            prefix_cache_queries=self._scheduler.memory.hits.tokens_looked_up,
-            prefix_cache_hits=self._scheduler.memory.hits.tokens_found,
+            pages_total=pages.num_total,
+            pages_free=pages.num_free,
+            pages_cached=pages.num_cached,
+            pages_owned=pages.num_owned,
+            page_evictions=pages.cache.evictions,
+            page_lifetime_seconds_sum=pages.cache.lifetime_seconds,
+            page_idle_seconds_sum=pages.cache.idle_seconds,
             recurrent_states_total=0 if states is None else states.num_total,
             recurrent_states_cached=0 if states is None else states.num_cached,
             recurrent_state_evictions=0 if states is None else states.cache.evictions,
-            page_evictions=self._pages.cache.evictions,
-            page_lifetime_seconds_sum=self._pages.cache.lifetime_seconds,
-            page_idle_seconds_sum=self._pages.cache.idle_seconds,
-            failed_steps=self._failures.num_steps,
-            failed_rows=self._failures.num_rows,
-            step_gap_seconds_sum=self._runner.gaps.seconds,
-            step_gap_seconds_count=self._runner.gaps.count,
             compilations_after_ready=num_compilations() - self._compilations_at_ready,
-            staged_compilations=self._staged.num_done,
-            staged_compilations_left=self._staged.num_left,
             replaced_kernels=self._replaced_kernels,
-            max_loras=0 if self._runner.adapters is None else self._runner.adapters.sizes.max_loras,
-            adapter_loads=adapters.num_loads,
-            adapter_evictions=adapters.num_evictions,
-            adapters_running=adapters.running(),
-            adapters_waiting=adapters.waiting(),
+            **self._scheduler.stats(),
+            **self._runner.gaps.stats(),
+            **self._log.stats(),
+            **self._failures.stats(),
+            **self._staged.stats(),
+            **self._residence.stats(),
+            **({} if self._host is None else self._host.stats()),
         )
 
     def _drop_adapters(self) -> None:

@@ -68,7 +68,7 @@ def test_an_adapter_is_written_before_the_first_step_that_reads_it_and_not_again
     end(slots, first)
     again = run(slots, 1)
     assert plan(slots, again).adapter_loads == []
-    assert slots.num_loads == 1
+    assert slots.stats()["adapter_loads"] == 1
 
 
 def test_the_slot_that_was_used_longest_ago_is_given_away_and_empty_ones_first():
@@ -78,12 +78,12 @@ def test_the_slot_that_was_used_longest_ago_is_given_away_and_empty_ones_first()
         sequence = run(slots, uid)
         slots.landed(plan(slots, sequence))
         end(slots, sequence)
-    assert slots.num_evictions == 0
+    assert slots.stats()["adapter_evictions"] == 0
 
     third, second = run(slots, 3), run(slots, 2)
 
     assert plan(slots, third, second).adapter_loads == [(3, 0)]
-    assert (third.adapter_slot, second.adapter_slot, slots.num_evictions) == (0, 1, 1)
+    assert (third.adapter_slot, second.adapter_slot, slots.stats()["adapter_evictions"]) == (0, 1, 1)
 
 
 def test_a_pinned_slot_is_never_given_away():
@@ -141,8 +141,8 @@ def test_running_and_waiting_sequences_are_counted_by_adapter():
     enter(slots, 1)
     enter(slots, 2)
 
-    assert slots.running() == {1: 1}
-    assert slots.waiting() == {1: 1, 2: 1}
+    assert slots.stats()["adapters_running"] == {1: 1}
+    assert slots.stats()["adapters_waiting"] == {1: 1, 2: 1}
 
 
 def test_an_adapter_is_never_added_twice():

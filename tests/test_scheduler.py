@@ -224,7 +224,7 @@ def test_a_victim_gives_its_pages_at_once_and_its_late_tokens_are_kept():
     assert not new.pages and new.slot < 0
     late = [output for plan in in_flight for output in land(scheduler, plan) if output.request_id == "new"]
     assert [output.token_ids for output in late] == [[7]] * 3 and new.output_token_ids == [7] * 3
-    assert new.status is SequenceStatus.WAITING and scheduler.num_waiting_tokens == 5
+    assert new.status is SequenceStatus.WAITING and scheduler.stats()["waiting_tokens"] == 5
     scheduler.check_integrity()
     assert len(run_to_end(scheduler, run_ahead=2)["new"]) == 3
 
@@ -255,7 +255,7 @@ def test_a_late_stop_token_ends_a_victim_where_it_waits():
         outputs += [output for output in scheduler.update(plan, StepResult(ids)) if output.request_id == "new"]
 
     assert [(output.token_ids, output.finish_reason) for output in outputs] == [([7], None), ([EOS], "stop")]
-    assert new.status is SequenceStatus.FINISHED and scheduler.num_waiting == scheduler.num_waiting_tokens == 0
+    assert new.status is SequenceStatus.FINISHED and scheduler.num_waiting == scheduler.stats()["waiting_tokens"] == 0
     assert list(run_to_end(scheduler)) == ["old"]
 
 

@@ -11,6 +11,7 @@ A removed adapter stays for the sequences that have it, and is forgotten with th
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
@@ -47,9 +48,9 @@ class AdapterSlots:
         self._loads: dict[int, int] = {}
         """By slot, the adapter that is to be written to it."""
         self._forgotten: list[int] = []
-        self.num_loads = 0
+        self._num_loads = 0
         """Writes to slots that were planned."""
-        self.num_evictions = 0
+        self._num_evictions = 0
         """Those that took another adapter's slot."""
 
     def add(self, uid: int) -> None:
@@ -119,7 +120,7 @@ class AdapterSlots:
         for slot in plan.read_slots:
             self._in_flight[slot] += 1
         plan.adapter_loads = [(uid, slot) for slot, uid in self._loads.items()]
-        self.num_loads += len(self._loads)
+        self._num_loads += len(self._loads)
         self._loads = {}
 
     def landed(self, plan: NextIterationPlan) -> None:
@@ -141,14 +142,16 @@ class AdapterSlots:
         forgotten, self._forgotten = self._forgotten, []
         return forgotten
 
-    def running(self) -> dict[int, int]:
-        """By adapter, the sequences that run with it, if any."""
-        return {uid: one.num_running for uid, one in self._in_use.items() if one.num_running}
-
-    def waiting(self) -> dict[int, int]:
-        """By adapter, the sequences that wait with it, if any."""
-        waiting = {uid: one.num_sequences - one.num_running for uid, one in self._in_use.items()}
-        return {uid: count for uid, count in waiting.items() if count}
+    def stats(self) -> dict[str, Any]:
+        """The part of EngineStats that is about adapters."""
+        waiting = {uid: known.num_sequences - known.num_running for uid, known in self._in_use.items()}
+        return {
+            "max_loras": len(self._uids),
+            "adapter_loads": self._num_loads,
+            "adapter_evictions": self._num_evictions,
+            "adapters_running": {uid: known.num_running for uid, known in self._in_use.items() if known.num_running},
+            "adapters_waiting": {uid: count for uid, count in waiting.items() if count},
+        }
 
     def check_integrity(self, running: list[Sequence]) -> None:
         """Assert that slots are counted right, and that each running sequence has its adapter's."""
@@ -174,7 +177,7 @@ class AdapterSlots:
         before = self._uids[slot]
         if before is not None:
             self._known[before].slot = None
-            self.num_evictions += 1
+            self._num_evictions += 1
         self._uids[slot], self._loads[slot] = uid, uid
         return slot
 

@@ -8,6 +8,7 @@ a test is three lines and any history can be replayed. The rules are in the pack
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.admission import Admission
@@ -117,11 +118,6 @@ class InferenceScheduler:
     def num_waiting(self) -> int:
         """Sequences without a slot."""
         return len(self._waiting)
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        """Their known tokens."""
-        return self._waiting.num_tokens
 
     @property
     def num_running(self) -> int:
@@ -249,6 +245,19 @@ class InferenceScheduler:
             self._preempter.preempt(sequence, Cause.CACHE_LOST)
         self.memory.lose_pages(keep_host=keep_host)
         self.adapters.lose()
+
+    def stats(self) -> dict[str, Any]:
+        """The part of EngineStats that is about sequences."""
+        return {
+            "running": len(self._running),
+            "waiting": len(self._waiting),
+            "waiting_tokens": self._waiting.num_tokens,
+            "preemptions": self.preemptions.total(),
+            "preemptions_by_cause": dict(self.preemptions),
+            **self.memory.stats(),
+            **self.adapters.stats(),
+            **({} if self.speculation is None else self.speculation.stats()),
+        }
 
     def check_integrity(self) -> None:
         """Assert that every page and every slot has exactly the owners that it should."""

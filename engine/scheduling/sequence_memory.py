@@ -197,6 +197,15 @@ class SequenceMemory:
         if self.host is not None and not keep_host:
             self.host.lose_copies()
 
+    def stats(self) -> dict[str, int]:
+        """The part of EngineStats that is about what sequences find of earlier ones."""
+        return {
+            "prefix_cache_queries": self.hits.tokens_looked_up,
+            "prefix_cache_hits": self.hits.tokens_found,
+            "earlier_tokens": self.earlier.num_kept,
+            "earlier_salts": self.earlier.num_salts,
+        }
+
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """Assert that running sequences own their pages, and only they compute prefixes."""
         running = list(running)

@@ -171,13 +171,17 @@ class StagedCompilation:
     """
 
     def __init__(self, jobs: Sequence[Callable[[], None]], publish: Callable[[], None]) -> None:
-        self.num_done = 0
-        self.num_left = len(jobs)
+        self._num_done = 0
+        self._num_left = len(jobs)
         self._jobs = jobs
         self._publish = publish
         self._ended: SimpleQueue[Future[None]] = SimpleQueue()
         # Half the cores: a CPU device needs the others for its steps, and tracing holds the GIL.
         self._pool = ThreadPoolExecutor(max(1, usable_cores() // 2), "staged compilation")
+
+    def stats(self) -> dict[str, Any]:
+        """Fields of EngineStats."""
+        return {"staged_compilations": self._num_done, "staged_compilations_left": self._num_left}
 
     def begin(self, notify: Callable[[], None]) -> None:
         """Start the workers. One of them calls ``notify`` when it is time to ``adopt``."""
@@ -188,11 +192,11 @@ class StagedCompilation:
         """Publish what has been compiled; raises the error of a failed job."""
         while not self._ended.empty():
             self._ended.get().result()
-            self.num_done += 1
-            self.num_left -= 1
+            self._num_done += 1
+            self._num_left -= 1
             self._publish()
-            if not self.num_left:
-                logger.info("everything is compiled: the last %d functions while serving", self.num_done)
+            if not self._num_left:
+                logger.info("everything is compiled: the last %d functions while serving", self._num_done)
 
     def close(self) -> None:
         """Start no further job. Running jobs end by themselves and are ignored."""

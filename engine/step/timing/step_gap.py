@@ -9,7 +9,7 @@ at most the host's work between two checks, and 0 if the dispatch precedes the l
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Result(Protocol):
@@ -33,6 +33,10 @@ class StepGaps:
         self.seconds = 0.0
         self.count = 0
         self.rest()
+
+    def stats(self) -> dict[str, Any]:
+        """Fields of EngineStats."""
+        return {"step_gap_seconds_sum": self.seconds, "step_gap_seconds_count": self.count}
 
     def look(self) -> None:
         """Check whether the device has finished all its steps."""
