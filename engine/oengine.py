@@ -109,7 +109,7 @@ class oEngine:
         if self._residence.has_pages:
             self.settle()
             assert not self.has_work, "a sequence waits or runs"
-            self._finish_copies()
+            self._in_flight.finish_copies()
             self._residence.free_pages()
         if level > 1:
             self._residence.free_weights()
@@ -300,14 +300,3 @@ class oEngine:
         for uid in self._scheduler.adapters.take_forgotten():
             self._runner.remove_adapter(uid)
             self._scheduler.memory.earlier.forget_adapter(uid)
-
-    def _finish_copies(self) -> None:
-        """Wait for all copies, and place what has come though nobody waits for it any more."""
-        while self._host is not None and self._host.is_copying:
-            self._host.wait()
-            self._host.land()
-            plan = self._scheduler.plan(time.monotonic())
-            if plan is not None:
-                self._in_flight.dispatch(plan, 0.0)
-            while self._in_flight:
-                self._in_flight.land()

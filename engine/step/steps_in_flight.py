@@ -98,6 +98,17 @@ class StepsInFlight:
             outputs += self._land_first()
         return outputs
 
+    def finish_copies(self) -> None:
+        """Wait for all copies, and place what has come though nobody waits for it any more."""
+        while self._host is not None and self._host.is_copying:
+            self._host.wait()
+            self._host.land()
+            plan = self._scheduler.plan(time.monotonic())
+            if plan is not None:
+                self.dispatch(plan, 0.0)
+            while self._steps:
+                self.land()
+
     def _seconds_left(self) -> float | None:
         """What the steps in flight will take the device yet; None if there are none, or nobody
         knows."""
