@@ -20,7 +20,7 @@ from engine.mesh import one_device
 from engine.models.decoder import Decoder
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
-from engine.models.weights import store, verification
+from engine.models.weights import store, tensor_check
 from engine.models.weights.placement import device_parts
 from engine.models.weights.sources.checkpoint import Checkpoint, open_checkpoint, stored_names
 from engine.models.weights.sources.opening import check_weights
@@ -251,7 +251,7 @@ def test_a_head_equal_to_its_embedding_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     """A tied checkpoint may hold the head that its embedding is, compared in blocks of any size."""
-    monkeypatch.setattr(verification, "COMPARED_ROWS", block)
+    monkeypatch.setattr(tensor_check, "COMPARED_ROWS", block)
     tied = build_checkpoint(tmp_path / "tied", "qwen2")
     doubled = rewrite(tmp_path / "doubled", "qwen2", **{"lm_head.weight": tensors_of("qwen2")[EMBEDDING]})
 
@@ -263,7 +263,7 @@ def test_a_head_unlike_its_embedding_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, block: int
 ) -> None:
     """A tied checkpoint with a head of its own contradicts itself: the message says which key decides."""
-    monkeypatch.setattr(verification, "COMPARED_ROWS", block)
+    monkeypatch.setattr(tensor_check, "COMPARED_ROWS", block)
     head = tensors_of("qwen2")[EMBEDDING][:rows].copy()
     head[-1, -1] += 1
     directory = rewrite(tmp_path, "qwen2", **{"lm_head.weight": head})

@@ -29,7 +29,7 @@ from engine.models.weights.published.dequantised import Dequantised
 from engine.models.weights.published.int8_inputs import Int8Inputs
 from engine.models.weights.sources.tensor_source import TensorSource
 from engine.models.weights.sources.text_part import TextPart
-from engine.models.weights.verification import verify
+from engine.models.weights.tensor_check import check_tensors
 from engine.models.weights.weight_format import Leaf, WeightFormat
 
 AnyDecoder = Decoder | DraftHead
@@ -132,7 +132,7 @@ def matched(
         source = tensors_of_head(source, partition.model)
     state = nnx.to_flat_state(nnx.state(decoder))
     entries = [(_served(path, variable, partition).found_in(source), variable) for path, variable in state]
-    verify(source, [part for entry, _ in entries for part in entry.parts], partition.model, whole=whole)
+    check_tensors(source, [part for entry, _ in entries for part in entry.parts], partition.model, whole=whole)
     return source, entries
 
 

@@ -17,7 +17,7 @@ EMBEDDING = "model.embed_tokens.weight"
 COMPARED_ROWS = 4096
 
 
-def verify(
+def check_tensors(
     source: TensorSource, wanted: Sequence[tuple[Parameter, int | None]], model: ModelSpec, *, whole: bool
 ) -> None:
     """Raises ConfigurationError unless a source has exactly the tensors of ``wanted``.
@@ -43,14 +43,14 @@ def verify(
     unknown = set(source.names) - set(shapes)
     if model.tied_embeddings and HEAD in unknown and EMBEDDING in source.names:
         unknown.remove(HEAD)
-        _verify_tied(source, model.vocab_size)
+        _check_tied(source, model.vocab_size)
     unused = re.compile(model.unused_tensors or "a^")
     unknown = {name for name in unknown if not HARMLESS.fullmatch(name) and not unused.fullmatch(name)}
     unknown -= {name for name in unknown if _adds_nothing(source, name, shapes)}
     _refuse(source, sorted(unknown), "in the checkpoint, but a decoder as config.json describes it has no use for it")
 
 
-def _verify_tied(source: TensorSource, rows: int) -> None:
+def _check_tied(source: TensorSource, rows: int) -> None:
     """Raises ConfigurationError if a stored head differs from the embedding it is tied to."""
     same = source.info(HEAD).shape == source.info(EMBEDDING).shape
     for start in range(0, rows if same else 0, COMPARED_ROWS):
