@@ -7,10 +7,13 @@ extra eighth is reserved for clients that come when it is full.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import NamedTuple
 
 Holder = tuple[str, str]
 """A client, and a user of that client."""
+NOBODY: Mapping[str, int] = {}
+"""What the users of a client hold that holds nothing."""
 
 
 class Share(NamedTuple):
@@ -41,8 +44,8 @@ class Holdings:
     def share(self, size: int, amount: int, holder: Holder) -> Share:
         """Whether this holder may take ``amount`` more of ``size``."""
         client, user = holder
-        users = self._users.get(client, Counter[str]())
-        own, held = users[user], self._clients[client]
+        users = self._users.get(client, NOBODY)
+        own, held = users.get(user, 0), self._clients[client]
         clients_part = size // (len(self._clients) + (client not in self._clients))
         part = max(1, clients_part // (len(users) + (user not in users)))
         fits = self.total + amount <= size // 2 or (
