@@ -144,6 +144,8 @@ class RunningSequences:
         """The sequences that yield to a client that runs nothing, one after the other, as if those before and those
         ``gone`` ran no more: the least important of the client that runs most, as long as that runs more than an equal
         share, and the sequence is of this priority or less important."""
+        if client in self._by_client and not gone:
+            return
         counts, own, excluded = Counter(self._by_client), dict[str, list[Sequence]](), set(gone)
         for sequence in gone:
             _take_one(counts, sequence.client)
