@@ -214,6 +214,12 @@ class oEngine:
         """Whether a sequence waits or runs, or a step is in flight."""
         return bool(self._in_flight) or self._scheduler.has_sequences
 
+    @property
+    def seconds_to_spare(self) -> float:
+        """For how long ``step`` is better not called, so that who comes meanwhile is in the next one; 0 if the device
+        may soon have nothing to do."""
+        return self._in_flight.seconds_to_spare
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that is within ``limits``.
 

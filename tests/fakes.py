@@ -113,6 +113,10 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self._waiting or self._running or self._in_flight)
 
+    @property
+    def seconds_to_spare(self) -> float:
+        return 0.0
+
     def read_adapter(self, directory: str) -> Adapter:
         """Of rank 1, with a byte; one whose directory is called "bad" cannot be served."""
         if directory.endswith("bad"):

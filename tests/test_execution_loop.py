@@ -80,6 +80,35 @@ def test_everything_in_the_inbox_is_heard_before_a_step() -> None:
     assert engine.steps == 2
 
 
+def test_who_comes_beside_a_long_step_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop sleeps while the engine has time to spare, looks now and then whether it still has, and then hears."""
+
+    class Patient(FakeEngine):
+        spare = 0.03
+
+        @property
+        def seconds_to_spare(self) -> float:
+            return self.spare if self.steps == 1 else 0.0
+
+    engine, slept = Patient(), list[float]()
+    loop: Any = ExecutionLoop(engine, BoundedQueue(100))
+    loop.inbox = ScriptedInbox([build_admit("a"), None])
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        engine.spare -= seconds
+        if engine.spare < 1e-9:
+            engine.spare = 0.0
+            loop.inbox.script += [build_admit("b"), None]
+
+    monkeypatch.setattr(execution_loop.time, "sleep", sleep)
+    loop.run()
+
+    assert slept == [execution_loop.LOOKS, pytest.approx(0.03 - execution_loop.LOOKS)]
+    assert [sequence.request_id for sequence in engine.admitted] == ["a", "b"]
+    assert engine.steps == 2
+
+
 def test_messages_that_come_fast_do_not_keep_steps_from_running(monkeypatch: pytest.MonkeyPatch) -> None:
     """After so many there is a step, whatever waits."""
     monkeypatch.setattr(execution_loop, "MAX_MESSAGES", 2)

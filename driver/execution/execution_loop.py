@@ -44,6 +44,8 @@ from engine.scheduling.sequence import Sequence, SequenceOutput
 
 MAX_MESSAGES = 256
 """Handled between two steps, however fast they come: some 10 ms."""
+LOOKS = 0.02
+"""Seconds between two looks whether a step is over that was to take longer."""
 ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Buckets of vLLM's histogram of the same name."""
 
@@ -116,11 +118,13 @@ class ExecutionLoop:
             self._engine.close()
 
     def _handle_messages(self) -> bool:
-        """Handles messages; if the engine is idle or paused, waits for one, or for a timeout. False
-        after Stop."""
+        """Handles messages; if the engine is idle or paused, waits for one, or for a timeout, and beside a step that takes
+        long until the next one is due. False after Stop."""
         idle = self._changes.paused or not self._engine.has_work
         if idle:
             self._progress.not_owed()
+        while not idle and (spare := self._engine.seconds_to_spare) > 0:
+            time.sleep(min(spare, LOOKS))  # messages stay where they are: who prepares more of them waits, too
         with suppress(queue.Empty):
             for _ in range(MAX_MESSAGES):
                 message = self.inbox.get(block=idle, timeout=self._patience() if idle else None)

@@ -24,6 +24,11 @@ class Engine(Protocol):
     def has_work(self) -> bool:
         """Whether a sequence waits or runs, or a step is in flight on the device."""
 
+    @property
+    def seconds_to_spare(self) -> float:
+        """For how long ``step`` is better not called, as the device has enough to do and others may come; 0 if now is
+        the time."""
+
     def read_adapter(self, directory: str) -> Adapter:
         """Reads an adapter, from a directory or a bucket's; any thread may. Raises
         AdapterError."""

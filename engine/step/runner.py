@@ -63,6 +63,11 @@ class PendingStep:
         """Whether it computes tokens, and does not sample alone."""
         return self.plan.samples_of is None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether its tokens are there, or never will be."""
+        return self.executed is None or cast(Result, self.executed.token_ids).is_ready()
+
 
 class eSurgeRunner:
     """Runs plans. ``dispatch`` returns before the device is done; ``collect`` waits for it.
@@ -197,9 +202,8 @@ class eSurgeRunner:
             raise step.failure
         with device_errors():
             assert step.executed is not None
-            token_ids = step.executed.token_ids
-            step.times.resume(was_ready=cast(Result, token_ids).is_ready())
-            drawn = np.asarray(token_ids)
+            step.times.resume(was_ready=step.is_done)
+            drawn = np.asarray(step.executed.token_ids)
             step.times.end("wait")
             self._tell(Landed(drawn))
             self.gaps.look()

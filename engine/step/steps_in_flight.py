@@ -1,5 +1,6 @@
 """Steps between their dispatch and the reading of their tokens, and the rows that wait for masks meanwhile."""
 
+import math
 import time
 from collections import deque
 from functools import partial
@@ -15,6 +16,11 @@ from engine.scheduling.sequence import Sequence, SequenceOutput
 from engine.step.host_cache.host_link import HostLink
 from engine.step.runner import PendingStep, eSurgeRunner
 from engine.step.timing.step_times import StepSeconds
+
+AHEAD, LEAST_AHEAD, HOST_TIMES = 1 / 3, 0.01, 3
+"""How long before the end of the step in flight the next one is planned, at least: a part of what that takes, seconds, and
+so many times as long as the host took for any of the last STEPS, as one that has other work takes many times as long."""
+STEPS = 16
 
 
 class StepsInFlight:
@@ -37,9 +43,13 @@ class StepsInFlight:
         self._host = host
         self._steps: deque[PendingStep] = deque()
         self._masks = AwaitedMasks()
-        self._landed_at = 0.0
-        """When the last step landed, in seconds of ``time.monotonic``."""
+        self._begun_at = 0.0
+        """When the device began the first of the steps in flight, in seconds of ``time.monotonic``."""
         self._seconds = StepSeconds()
+        self._due_at = math.inf
+        """When it is time to plan the next step, if it is known."""
+        self._host_seconds: deque[float] = deque(maxlen=STEPS)
+        """From the beginning of a step's plan, or from when it was time for that, until it was dispatched."""
 
     def __bool__(self) -> bool:
         return bool(self._steps)
@@ -54,6 +64,20 @@ class StepsInFlight:
         """Whether the last one is known to have failed."""
         return bool(self._steps) and self._steps[-1].failure is not None
 
+    @property
+    def seconds_to_spare(self) -> float:
+        """For how long the next step need not be planned, as the device has one to do: who comes until then is in it,
+        and who comes later waits for it. 0 with several in flight, and while nobody knows what that one costs."""
+        costs = self._costs()
+        if len(costs) != 1 or costs[0] is None or self._steps[-1].is_done:
+            return 0.0
+        ahead = max(AHEAD * costs[0], LEAST_AHEAD, HOST_TIMES * max(self._host_seconds))
+        due_at, now = self._begun_at + costs[0] - ahead, time.monotonic()
+        if due_at <= now:
+            return 0.0
+        self._due_at = due_at
+        return due_at - now
+
     def await_mask(self, sequence: Sequence) -> None:
         """Hear of the sequence's constraint when it answers."""
         self._masks.add(sequence)
@@ -61,7 +85,12 @@ class StepsInFlight:
     def dispatch(self, plan: NextIterationPlan, planning: float) -> None:
         """``planning`` are the seconds that it took to plan. A plan without rows is no step."""
         _stamp(plan.admitted)
+        now = time.monotonic()
+        if not self._steps:
+            self._begun_at = now
         step = self._runner.dispatch(plan)
+        self._host_seconds.append(time.monotonic() - min(now - planning, self._due_at))
+        self._due_at = math.inf
         step.times.seconds["plan"] = planning
         if plan.num_rows or step.failure is not None:
             self._steps.append(step)
@@ -109,15 +138,19 @@ class StepsInFlight:
             while self._steps:
                 self.land()
 
+    def _costs(self) -> list[float | None]:
+        """What each of the steps in flight takes the device; None where nobody knows."""
+        plans = [step.plan for step in self._steps if step.is_step]
+        return [self._scheduler.step_costs.seconds(plan.num_tokens, plan.num_passes) for plan in plans]
+
     def _seconds_left(self) -> float | None:
         """What the steps in flight will take the device yet; None if there are none, or nobody
         knows."""
-        plans = [step.plan for step in self._steps if step.is_step]
-        costs = [self._scheduler.step_costs.seconds(plan.num_tokens, plan.num_passes) for plan in plans]
+        costs = self._costs()
         known = [cost for cost in costs if cost is not None]
         if not known or len(known) < len(costs):
             return None
-        return max(0.0, self._landed_at + sum(known) - time.monotonic())
+        return max(0.0, self._begun_at + sum(known) - time.monotonic())
 
     def _land_first(self) -> list[SequenceOutput]:
         if not self._steps:
@@ -133,7 +166,7 @@ class StepsInFlight:
         except DeviceError as failure:
             return self._recover(awaited, failure)
         seconds = self._seconds.landed(step.times) if step.is_step else None
-        self._landed_at = time.monotonic()
+        self._begun_at, self._due_at = time.monotonic(), math.inf
         if seconds is not None and self._host is not None:
             self._host.learn(step.plan, seconds)
         land = partial(self._scheduler.update, step.plan, result, seconds)
