@@ -47,7 +47,7 @@ def build_admit(name: str = "a", prompt: str = "ab", max_tokens: int = 2, **para
 
 
 def run_script(
-    engine: FakeEngine, script: list[Inbound | None], clock: Callable[[], float] = time.monotonic
+    engine: FakeEngine, script: list[Inbound | None], clock: Callable[[], float] = lambda: 0.0
 ) -> tuple[list[Summary], ScriptedInbox]:
     """Runs the loop on this thread until the script is over; what it said, and the inbox."""
     summaries: BoundedQueue[Summary] = BoundedQueue(100)
@@ -91,7 +91,7 @@ def test_who_comes_beside_a_long_step_is_in_the_next_one(monkeypatch: pytest.Mon
             return self.spare if self.steps == 1 else 0.0
 
     engine, slept = Patient(), list[float]()
-    loop: Any = ExecutionLoop(engine, BoundedQueue(100))
+    loop: Any = ExecutionLoop(engine, BoundedQueue(100), lambda: 0.0)
     loop.inbox = ScriptedInbox([build_admit("a"), None])
 
     def sleep(seconds: float) -> None:
@@ -109,14 +109,33 @@ def test_who_comes_beside_a_long_step_is_in_the_next_one(monkeypatch: pytest.Mon
     assert engine.steps == 2
 
 
-def test_messages_that_come_fast_do_not_keep_steps_from_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After so many there is a step, whatever waits."""
-    monkeypatch.setattr(execution_loop, "MAX_MESSAGES", 2)
-    engine = FakeEngine()
+@pytest.mark.parametrize(
+    ("step_seconds", "per_step"), [(0.0, 5), (0.04, 8), (1.0, 200)], ids=["short steps", "longer ones", "very long ones"]
+)
+def test_messages_that_come_fast_do_not_keep_steps_from_running(step_seconds: float, per_step: int) -> None:
+    """Each takes 1.1 ms: after 5 ms there is a step, or after a fifth of what the step before took, whatever waits."""
+    now = 0.0
 
-    run_script(engine, [build_admit(max_tokens=9), *[Finished("unknown")] * 5])
+    class Slow(ScriptedInbox):
+        def get(self, block: bool = True, timeout: float | None = None) -> Inbound:
+            nonlocal now
+            now += 0.0011
+            return super().get(block, timeout)
 
-    assert engine.steps == 3
+    class Timed(FakeEngine):
+        def step(self) -> list[SequenceOutput]:
+            nonlocal now
+            heard.append(len(loop.inbox.waits))
+            now += step_seconds
+            return super().step()
+
+    engine, heard = Timed(), list[int]()
+    loop: Any = ExecutionLoop(engine, BoundedQueue(1000), lambda: now)
+    loop.inbox = Slow([build_admit(max_tokens=99), *[Finished("unknown")] * 600])
+
+    loop.run()
+
+    assert heard[1] - heard[0] == heard[2] - heard[1] == pytest.approx(per_step, rel=0.1, abs=1)
 
 
 def test_who_prepares_waits_while_enough_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +215,7 @@ def test_the_snapshot_is_published_before_what_it_counts() -> None:
             running.append((type(item), loop.stats.running))
 
     aborted = build_admit("b", max_tokens=50)
-    loop: Any = ExecutionLoop(FakeEngine(), Witness(1))
+    loop: Any = ExecutionLoop(FakeEngine(), Witness(1), lambda: 0.0)
     loop.inbox = ScriptedInbox(
         [build_admit(max_tokens=1), None, None, aborted, None, AbortSequences(aborted.opened.request)]
     )

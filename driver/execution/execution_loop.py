@@ -42,8 +42,9 @@ from engine.metrics.histogram import Histogram
 from engine.metrics.profiler import Profiler, ProfilerError
 from engine.scheduling.sequence import Sequence, SequenceOutput
 
-MAX_MESSAGES = 256
-"""Handled between two steps, however fast they come: some 10 ms."""
+HEARD, LEAST_HEARD = 0.2, 0.005
+"""For how long messages are handled between two steps, however fast they come: a part of what the step took, or so many
+seconds. A flood's come as fast as they are handled, and all others wait for the next step."""
 LOOKS = 0.02
 """Seconds between two looks whether a step is over that was to take longer."""
 ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -74,6 +75,8 @@ class ExecutionLoop:
         self._profiler = Profiler()
         self._deadlines = Deadlines()
         self._clock = clock
+        self._heard_at = clock()
+        """When messages were handled last."""
         self._summaries = summaries
         self._changes = EngineChanges(engine, self._send, self._end)
         self._progress = Progress(clock)
@@ -125,11 +128,13 @@ class ExecutionLoop:
             self._progress.not_owed()
         while not idle and (spare := self._engine.seconds_to_spare) > 0:
             time.sleep(min(spare, LOOKS))  # messages stay where they are: who prepares more of them waits, too
+        now = self._clock()
+        until = now + max(LEAST_HEARD, HEARD * (now - self._heard_at))
         with suppress(queue.Empty):
-            for _ in range(MAX_MESSAGES):
+            while True:
                 message = self.inbox.get(block=idle, timeout=self._patience() if idle else None)
                 if idle:
-                    idle = False
+                    idle, until = False, self._clock() + LEAST_HEARD
                     self._progress.made()
                 match message:
                     case Stop():
@@ -142,6 +147,9 @@ class ExecutionLoop:
                             self._change(message)
                     case _:
                         self.stage.work(message)
+                if self._clock() >= until:
+                    break
+        self._heard_at = self._clock()
         return True
 
     def _patience(self) -> float | None:
