@@ -32,6 +32,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The one that steps in flight are timed by."""
     clock = Clock()
     monkeypatch.setattr(steps_in_flight, "time", clock)
     return clock
@@ -64,6 +65,7 @@ class Device:
 
 @pytest.fixture
 def device(clock: Clock) -> Device:
+    """Of which the cost of 8 tokens is known."""
     device = Device(clock)
     device.costs.learn(8, COST)
     return device
