@@ -109,7 +109,9 @@ def test_who_comes_beside_a_long_step_is_in_the_next_one(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("step_seconds", "per_step"), [(0.0, 5), (0.04, 8), (1.0, 200)], ids=["short steps", "longer ones", "very long ones"]
+    ("step_seconds", "per_step"),
+    [(0.0, 5), (0.04, 8), (1.0, 200)],
+    ids=["short steps", "longer ones", "very long ones"],
 )
 def test_messages_that_come_fast_do_not_keep_steps_from_running(step_seconds: float, per_step: int) -> None:
     """Each takes 1.1 ms: after 5 ms there is a step, or after a fifth of what the step before took, whatever waits."""
