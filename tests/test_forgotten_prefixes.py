@@ -87,6 +87,27 @@ def test_what_was_on_its_way_from_the_host_during_a_reset_is_not_found() -> None
     assert loading.num_cached_tokens > 0 and last.num_cached_tokens == 0
 
 
+@pytest.mark.parametrize(("theirs", "found"), [(PROMPT, 0), ([200 + token for token in PROMPT], 28)])
+def test_what_is_on_its_way_from_the_host_is_not_found_if_it_is_forgotten(theirs: list[int], found: int) -> None:
+    """As it is where the logits of a sequence of the same prefix were not finite; others are found as ever."""
+    scheduler = build_scheduler(12, HostTier(64, 8))
+    run(scheduler, ask("first", PROMPT))
+    run(scheduler, ask("other", [100 + token for token in PROMPT]))
+    scheduler.add(ask("loading", PROMPT))
+    plan = scheduler.plan()
+    assert plan is not None
+    spoilt = ask("spoilt", theirs)
+    spoilt.page_keys_to(7, PAGE_SIZE)
+    scheduler.memory.forget([spoilt])
+    for copies in plan.copies:
+        assert scheduler.memory.host is not None
+        scheduler.memory.host.landed([(bool(copies.stores), bool(copies.fetches))])
+    run(scheduler)
+
+    run(scheduler, last := ask("last", PROMPT))
+    assert last.num_cached_tokens == found
+
+
 @pytest.mark.parametrize("reset", [False, True])
 def test_who_is_preempted_after_a_reset_can_be_found_again(reset: bool) -> None:
     """It computes all that it has again."""

@@ -168,8 +168,13 @@ class SequenceMemory:
             plan.copies = self.host.take_copies()
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
-        """Drop what these sequences computed from the cache, also where they are released."""
+        """Drop what these sequences computed from the cache, also where they are released.
+
+        What others wait for that comes from the host is not found when it has come, either.
+        """
         for sequence in sequences:
+            if self.host is not None:
+                self.host.forget(set(sequence.page_keys))
             for group in range(self._num_groups):
                 self._pages.forget_keys(keys_in_group(sequence.page_keys, group))
             if self._states is not None:

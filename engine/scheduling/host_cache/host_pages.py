@@ -113,6 +113,12 @@ class HostPages:
             loads.cancel(sequence)
         sequence.num_loading = 0
 
+    def forget(self, keys: set[bytes]) -> None:
+        """Who waits for what has one of these keys keeps to itself what comes."""
+        for sequence in set[Sequence]().union(*(loads.sequences() for loads in self._loads)):
+            if not keys.isdisjoint(sequence.page_keys):
+                sequence.keeps_to_itself = True
+
     def landed(self, counts: Iterable[tuple[int, int]]) -> None:
         """Of pages, and of states: the oldest so many lists of ``Copies.stores`` and
         ``Copies.fetches`` have arrived."""

@@ -105,6 +105,10 @@ class Loads:
         """Those that a sequence waits for."""
         return [load.page for load in (*self._waiting, *self._on_their_way()) if load.sequence is sequence]
 
+    def sequences(self) -> set[Sequence]:
+        """Those that wait for something."""
+        return {load.sequence for load in (*self._waiting, *self._on_their_way()) if load.sequence is not None}
+
     def check_integrity(self) -> None:
         """Assert that the tier has what it should."""
         self._tier.check_integrity(load.slot for load in (*self._waiting, *self._on_their_way()))
