@@ -15,7 +15,18 @@ from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel
 from driver.stages.queues import BoundedQueue
 from driver.stages.safe_thread import SafeThread
-from driver.thread_messages import AbortSequences, Admit, Ended, Finished, Inbound, Opened, StepOutputs, Stop, Summary
+from driver.thread_messages import (
+    AbortSequences,
+    Admit,
+    Ended,
+    Finished,
+    Inbound,
+    Opened,
+    ResumeEngine,
+    StepOutputs,
+    Stop,
+    Summary,
+)
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence, SequenceOutput
 
@@ -137,6 +148,32 @@ def test_messages_that_come_fast_do_not_keep_steps_from_running(step_seconds: fl
     loop.run()
 
     assert heard[1] - heard[0] == heard[2] - heard[1] == pytest.approx(per_step, rel=0.1, abs=1)
+
+
+def test_a_change_that_took_long_leaves_messages_no_more_time_than_a_step() -> None:
+    """Such as new weights: a minute is no reason to handle messages for twelve seconds, as requests wait."""
+    now = 0.0
+
+    class Slow(ScriptedInbox):
+        def get(self, block: bool = True, timeout: float | None = None) -> Inbound:
+            nonlocal now
+            now += 0.0011
+            return super().get(block, timeout)
+
+    def run(_: object) -> None:
+        nonlocal now
+        now += 60.0
+
+    engine = FakeEngine()
+    loop: Any = ExecutionLoop(engine, BoundedQueue(100), lambda: now)
+    engine.add(build_admit().sequences[0])
+    loop._changes.run = run
+    loop._change(ResumeEngine("r", QueueChannel()))
+    loop.inbox = Slow([Finished("unknown")] * 600)
+
+    loop._handle_messages()
+
+    assert len(loop.inbox.waits) == 5
 
 
 def test_who_prepares_waits_while_enough_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:

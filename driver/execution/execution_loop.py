@@ -76,7 +76,7 @@ class ExecutionLoop:
         self._deadlines = Deadlines()
         self._clock = clock
         self._heard_at = clock()
-        """When messages were handled last."""
+        """When messages were handled last, or the engine changed: that is no step."""
         self._summaries = summaries
         self._changes = EngineChanges(engine, self._send, self._end)
         self._progress = Progress(clock)
@@ -227,6 +227,7 @@ class ExecutionLoop:
         """An exception from the change is a fault of the engine, and of no request."""
         with self._progress.running_no_step():
             answer = self._changes.run(change)
+        self._heard_at = self._clock()
         # first: the client may ask for the state as soon as it has the answer
         self.stats = self._engine.stats()
         if answer is not None:
