@@ -89,9 +89,14 @@ def take_turns(
 def take_turns_beside(
     limits: MeasureLimits, systems: Sequence[System], workload: Callable[[], Workload], repeats: int
 ) -> tuple[Runs, list[Limits]]:
-    """With the limits before each repetition: what a shared machine can do changes within minutes."""
+    """With the idle machine's limits before each repetition: what a shared one can do changes within minutes."""
     beside: list[Limits] = []
-    return take_turns(systems, workload, repeats, lambda: beside.append(limits())), beside
+
+    def look() -> None:
+        _wait_until_idle()
+        beside.append(limits())
+
+    return take_turns(systems, workload, repeats, look), beside
 
 
 def _wait_until_idle() -> None:
