@@ -185,6 +185,16 @@ def test_a_draft_model_of_a_shorter_context_drafts_to_its_end(tmp_path):
     assert engine.stats().num_accepted_tokens - before.num_accepted_tokens == drafted
 
 
+def costs_little_more_with_more_tokens(engine, monkeypatch):
+    """Whatever else the machine does: a step's drafts and prompts are as many as it has room for."""
+    update = engine._scheduler.update
+
+    def updated(plan, result, seconds):
+        return update(plan, result, None if seconds is None else 1e-3 + 1e-6 * plan.num_tokens)
+
+    monkeypatch.setattr(engine._scheduler, "update", updated)
+
+
 @pytest.mark.thorough
 def test_a_row_with_a_grammar_has_the_drafts_that_this_allows(own, monkeypatch):
     """It is given what it is without drafts, greedy and drawn, preempted and beside others; what its grammar allows of a model's
@@ -206,6 +216,7 @@ def test_a_row_with_a_grammar_has_the_drafts_that_this_allows(own, monkeypatch):
             accepted.append(num_tokens - 1)
         land(sequence, num_samples, num_tokens, num_found, num_forced)
 
+    costs_little_more_with_more_tokens(own, monkeypatch)
     expected, before = answers(own, requests(0), at_once=9), own.stats()
     monkeypatch.setattr(own._scheduler.speculation, "land", watched)
 
