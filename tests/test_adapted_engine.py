@@ -24,6 +24,8 @@ from engine.step.runner import eSurgeRunner
 
 OPERATIONS, SHARES = ("step", "ask", "load", "abort", "fail"), (0.7, 0.17, 0.1, 0.029, 0.001)
 MOST_WAITING = 100
+SEEDS = 5
+"""Of as many runs, which take minutes each."""
 XLA = xla_backend(FLOAT32)
 OF_LATENTS = xla_backend(FLOAT32, latents=True)
 TPU = replace(tpu_backend(CHIPS["TPU v5 lite"], PALLAS), attention=PallasTwin())
@@ -244,17 +246,18 @@ def test_each_of_64_adapters_alone_gives_what_torch_gives(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_in_a_hundred_thousand_operations_no_request_is_served_by_anothers_adapter(tmp_path, monkeypatch):
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_in_a_hundred_thousand_operations_no_request_is_served_by_anothers_adapter(tmp_path, monkeypatch, seed):
     """Names get other adapters while requests run, are preempted and aborted, and steps fail; torch has said every token."""
     compiled = adapter_engines(tmp_path, "many", max_loras=6, max_lora_rank=64)
     faults: list[int] = []
     refuse_steps(compiled, monkeypatch, faults)
     pages = compiled.manager.shapes.groups.pages_of(MAX_MODEL_LEN)
-    rng, engine, answers = np.random.default_rng(5), compiled.engine(num_pages=pages + 5), Answers()
+    rng, engine, answers = np.random.default_rng(seed), compiled.engine(num_pages=pages + 5), Answers()
     cases = {case["adapter"]: case for case in compiled.cases}
     meanings = {name: name for name in compiled.directories}  # what a name stands for now
     uids, asked, served = load_all(engine, compiled), {}, Counter()
-    for number in range(100_000):
+    for number in range(100_000 // SEEDS):
         what = OPERATIONS[int(rng.choice(len(OPERATIONS), p=SHARES))]
         served[what] += 1
         if what == "step" or engine.stats().waiting > MOST_WAITING:
@@ -284,4 +287,4 @@ def test_in_a_hundred_thousand_operations_no_request_is_served_by_anothers_adapt
         found = answers.logprobs.get(number, [])
         np.testing.assert_allclose(found, case["logprobs"][: len(found)], atol=compiled.tolerance)
     stats = engine.stats()
-    assert stats.adapter_evictions > 1000 and stats.preemptions > 100 and stats.failed_steps > 50
+    assert stats.adapter_evictions > 200 and stats.preemptions > 20 and stats.failed_steps > 10
