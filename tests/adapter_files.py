@@ -171,6 +171,8 @@ ADAPTERS: dict[str, dict[str, AdapterKind]] = {
     "deepseek_v3": {
         "latents": AdapterKind(r"q_a_proj|q_b_proj|kv_a_proj_with_mqa|self_attn\.o_proj", 16, seed=1),
         "output": AdapterKind(r"self_attn\.o_proj", 8, seed=2),
+        "projection of latents": AdapterKind(r"kv_b_proj", 8, seed=3),
+        "attention": AdapterKind(r"q_[ab]_proj|kv_a_proj_with_mqa|kv_b_proj|self_attn\.o_proj", 24, seed=4),
     },
     "qwen3_next": {
         "everything": AdapterKind(rf"{ATTENTION}|in_proj_qkvz|in_proj_ba|out_proj", 16, seed=1),

@@ -109,8 +109,8 @@ class DenseAttention:
         self, spec: LatentSpec, cache: LayerCache, place: Place, inputs: LatentInputs
     ) -> tuple[LayerCache, Array]:
         nope = inputs.q.shape[-1]
-        k, v = expanded(inputs.latents, inputs.projections, nope)
+        k, v = expanded(inputs.latents, inputs.projections.base, nope)
         q = jnp.concatenate([inputs.q, inputs.q_rotated], axis=-1)
         q = jnp.pad(q, [(0, 0)] * (q.ndim - 1) + [(0, k.shape[-1] - q.shape[-1])])
         cache, attended = self(AttentionSpec(spec.scale, first=spec.first), cache, place, AttentionInputs(q, k, v))
-        return cache, attended[..., : inputs.projections.shape[1] - nope]
+        return cache, attended[..., : inputs.projections.base.shape[1] - nope]

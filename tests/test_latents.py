@@ -12,6 +12,7 @@ from flax import nnx
 from loading import FLOAT32, load
 from plain_attention import expanded, plain_attention
 
+from caching.attention.latent_projections import LatentFactors, LatentProjections
 from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, LatentInputs, LatentSpec, PageTable
 from caching.attention.xla_latents import XLALatentAttention, _Heads, _Prompts, _Row
 from caching.metadata import PagedAttentionCacheMetaData
@@ -62,17 +63,17 @@ def build_step(q_lens, kv_lens, rank, *, rows, tokens, dtype=np.float32, width=N
         num_seqs=jnp.asarray([len(q_lens)], jnp.int32),
     )
     shapes = (tokens, HEADS, NOPE), (tokens, HEADS, ROPE), (tokens, rank + ROPE), (HEADS, NOPE + VALUES, rank)
-    inputs = LatentInputs(*(jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes))
-    inputs = replace(inputs, projections=inputs.projections / np.array(rank**0.5, dtype))
+    *tokens_of, base = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes)
+    inputs = LatentInputs(*tokens_of, LatentProjections(base / np.array(rank**0.5, dtype), NOPE))
     return inputs, CacheView(jnp.asarray(pages, dtype), table)
 
 
 def plain(inputs: LatentInputs, view: CacheView, first: int = 0):
     """f64[real tokens, heads, v] by plain attention over the keys and values that pages' latents stand for."""
     width = inputs.latents.shape[1]
-    keys_and_values = expanded(jnp.asarray(view.pages)[:, 0, 0, :, :width], inputs.projections, NOPE)
+    keys_and_values = expanded(jnp.asarray(view.pages)[:, 0, 0, :, :width], inputs.projections.base, NOPE)
     pages = jnp.stack([x.swapaxes(1, 2) for x in keys_and_values], axis=2)
-    k, v = expanded(inputs.latents, inputs.projections, NOPE)
+    k, v = expanded(inputs.latents, inputs.projections.base, NOPE)
     q = jnp.concatenate([inputs.q, inputs.q_rotated], axis=-1)
     _, out = plain_attention(AttentionSpec(SCALE, first=first), CacheView(pages, view.table), AttentionInputs(q, k, v))
     return out[..., :VALUES]
@@ -140,6 +141,28 @@ def test_a_row_of_nan_is_nobody_elses(rank):
     assert np.isnan(actual[0]).all() and np.isnan(actual[begins[3] - 1]).all()
 
 
+@pytest.mark.parametrize("rank", [EXPANDS, pytest.param(ABSORBS, marks=pytest.mark.thorough)])
+def test_each_row_has_the_projections_of_its_own_adapter(rank):
+    """Decoding rows, new prompts and later chunks, of two slots and of none."""
+    q_lens, slots, lora = [1, 1, 1, 70, 65, 3], [1, -1, 0, 1, 0, -1], 3
+    inputs, view = build_step(q_lens, [9, 40, 200, 70, 190, 4], rank, rows=8, tokens=256)
+    rng, base = np.random.default_rng(1), inputs.projections.base
+    low, high = rng.standard_normal((2 * lora, rank)) / rank**0.5, rng.standard_normal((*base.shape[:2], 2 * lora))
+    of_tokens = np.full(256, -1)
+    of_tokens[: sum(q_lens)] = np.repeat(slots, q_lens)
+    is_own = np.arange(2 * lora)[None] // lora == of_tokens[:, None]
+    factors = LatentFactors(*(jnp.asarray(x, jnp.float32) for x in (low, high)), jnp.asarray(is_own))
+    adapted = replace(inputs, projections=replace(inputs.projections, factors=factors))
+
+    _, actual = _by_xla(LatentSpec(SCALE, rank), view, adapted)
+
+    for slot in (-1, 0, 1):
+        own, rows = slice(lora * slot, lora * (slot + 1)), np.flatnonzero(of_tokens[: sum(q_lens)] == slot)
+        merged = base if slot < 0 else base + high[..., own] @ low[own]
+        expected = plain(replace(inputs, projections=LatentProjections(merged, NOPE)), view)
+        np.testing.assert_allclose(actual[rows], expected[rows], atol=2e-5)
+
+
 @pytest.mark.parametrize("keys_a_turn", [256, pytest.param(8192, marks=pytest.mark.thorough)])
 def test_a_turn_may_have_more_keys_of_each_row(keys_a_turn):
     """Blocks of any length give what short ones give; the last one hangs over the table."""
@@ -178,7 +201,7 @@ def test_the_way_of_fewer_products_is_taken():
         )
     )
     inputs, view = build_step([1], [1], 512, rows=1, tokens=1)
-    wide = replace(inputs, latents=jnp.zeros((1, 576)), projections=jnp.zeros((1, 256, 512)))
+    wide = replace(inputs, latents=jnp.zeros((1, 576)), projections=LatentProjections(jnp.zeros((1, 256, 512)), 128))
     heads = _Heads(LatentSpec(SCALE, 512), view.pages, view.table, wide)
 
     expands = {
@@ -308,8 +331,9 @@ def test_on_a_tpu_pages_are_written_in_place_and_gathered_blocks_stay_on_the_chi
     inputs = [jax.ShapeDtypeStruct(shape, bfloat16) for shape in shapes]
 
     def step(pages, table, *inputs):
-        attention = LATENTS.attention(CHIPS[chip.device_kind])
-        return attention(LatentSpec(0.1, 512), CacheView(pages, table), LatentInputs(*inputs))
+        attention, (*of_tokens, base) = LATENTS.attention(CHIPS[chip.device_kind]), inputs
+        inputs = LatentInputs(*of_tokens, LatentProjections(base, 128))
+        return attention(LatentSpec(0.1, 512), CacheView(pages, table), inputs)
 
     compiled = lower(step, *DeviceMesh((chip,)).shapes((pages, table, *inputs)), donate=0).compile()
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from caching.attention.latent_projections import LatentProjections
 from caching.page_manager import SINK_PAGE
 
 
@@ -147,8 +148,8 @@ class LatentInputs:
     """f[T, heads, rope], which scores the shared key."""
     latents: Array
     """f[T, rank + rope]"""
-    projections: Array
-    """f[heads, nope + v, rank]: of latents to a head's keys, and behind them to its values."""
+    projections: LatentProjections
+    """Of latents to keys and values."""
 
 
 class LatentKernel(Protocol):

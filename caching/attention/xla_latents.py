@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from caching.attention.latent_projections import product
 from caching.attention.running_softmax import MASKED, accumulate, padded_pages, settle, start
 from caching.attention.spec import CacheView, LatentInputs, LatentSpec, PageTable
 from caching.page_dtype import STORED_AS
@@ -49,7 +50,7 @@ class XLALatentAttention:
         """See LatentKernel."""
         dtype, (page_size, width) = inputs.q.dtype, view.pages.shape[3:]
         if self.widens:
-            inputs = jax.tree.map(lambda x: x.astype(jnp.float32), inputs)
+            inputs = jax.tree.map(_widened, inputs)
         tokens = inputs.q.shape[0]
         missing = width - inputs.latents.shape[1]
         new = _stored(jnp.pad(inputs.latents, ((0, 0), (0, missing))), view.pages.dtype)
@@ -77,16 +78,6 @@ class _Heads:
         """Numbers of a latent and its rotated key."""
         return self.inputs.latents.shape[1]
 
-    @property
-    def key_projections(self) -> Array:
-        """f[heads, nope, rank]"""
-        return self.inputs.projections[:, : self.inputs.q.shape[-1]]
-
-    @property
-    def value_projections(self) -> Array:
-        """f[heads, v, rank]"""
-        return self.inputs.projections[:, self.inputs.q.shape[-1] :]
-
     def gather(self, pages: Array) -> Array:
         """Latents f[rows, n * page_size, rank + rope] of i32[rows, n] pages."""
         page_size, stored = self.pages.shape[3:]
@@ -99,15 +90,18 @@ class _Heads:
         seen = keys <= queries
         return seen & (keys >= jnp.minimum(queries, self.spec.first)) if self.spec.first else seen
 
-    def absorbed(self, q: Array, q_rotated: Array) -> Array:
-        """Queries [n, heads, ...] that score latents, f[n, heads, rank + rope], scaled."""
-        projected = _product("thn,hnr->thr", q, self.key_projections)
+    def absorbed(self, q: Array, q_rotated: Array, tokens: Array) -> Array:
+        """Queries [n, heads, ...] that score latents, f[n, heads, rank + rope], scaled.
+
+        i32[n] ``tokens`` are as in LatentProjections.
+        """
+        projected = self.inputs.projections.of_queries(q, tokens)
         wide = jnp.concatenate([projected, q_rotated.astype(jnp.float32)], axis=-1)
         return (wide * np.float32(self.spec.scale)).astype(q.dtype)
 
-    def values_of(self, latents: Array) -> Array:
+    def values_of(self, latents: Array, tokens: Array) -> Array:
         """Means of latents f32[n, heads, rank] -> f32[n, heads, v]."""
-        return _product("thr,hvr->thv", latents.astype(self.inputs.q.dtype), self.value_projections)
+        return self.inputs.projections.of_means(latents.astype(self.inputs.q.dtype), tokens)
 
     def decode_rows(self, num_decodes: Array, keys_a_turn: int) -> Array:
         """f[rows, heads, v] of the leading rows of one query each."""
@@ -115,8 +109,9 @@ class _Heads:
         rows = table.kv_lens.shape[0]
         block_pages = max(1, max(DECODE_BLOCK_TOKENS, keys_a_turn // rows) // page_size)
         block = block_pages * page_size
-        q = self.absorbed(self.inputs.q[:rows], self.inputs.q_rotated[:rows])
-        lens = jnp.where(jnp.arange(rows, dtype=jnp.int32) < num_decodes, table.kv_lens, 0)
+        tokens = jnp.arange(rows, dtype=jnp.int32)
+        q = self.absorbed(self.inputs.q[:rows], self.inputs.q_rotated[:rows], tokens)
+        lens = jnp.where(tokens < num_decodes, table.kv_lens, 0)
         pages = padded_pages(table.page_indices, block_pages)
 
         def attend(index: Array, state: State) -> State:
@@ -124,12 +119,12 @@ class _Heads:
             keys = index * block + jnp.arange(block, dtype=jnp.int32)
             is_seen = self.is_seen(keys[None, :], lens[:, None] - 1)
             latents = _known(self.gather(here), is_seen)
-            scores = _product("thw,tbw->thb", q, latents)
+            scores = product("thw,tbw->thb", q, latents)
             return accumulate(state, jnp.where(is_seen[:, None, :], scores, MASKED), latents[..., :rank])
 
         end = (jnp.max(lens) + (block - 1)) // block
         state = jax.lax.fori_loop(jnp.int32(0), end, attend, start(q.shape[:2], rank))
-        return self.values_of(settle(state)).astype(q.dtype)
+        return self.values_of(settle(state), tokens).astype(q.dtype)
 
     def prefill_rows(self, decoded: Array, num_decodes: Array) -> Array:
         """f[T, heads, v] of all rows, of which ``decoded`` are the leading ones.
@@ -191,7 +186,7 @@ class _Prompts:
     def _is_cheaper_expanded(self, row: "_Row") -> Array:
         """bool[], by the products of the module's docstring."""
         heads, rank = self.heads, self.heads.spec.rank
-        rope, each = heads.width - rank, heads.inputs.projections.shape[1]
+        rope, each = heads.width - rank, heads.inputs.projections.base.shape[1]
         saved = (2 * rank + rope) - (each + rope)
         spent = rank * each
         new = row.count.astype(jnp.float32)
@@ -212,18 +207,19 @@ class _Prompts:
         """The state with that of a tile, absorbed."""
         begin, rank = row.first + index * self.tile, self.heads.spec.rank
         q, q_rotated = (_cut(x, begin, self.tile).swapaxes(0, 1) for x in self.queries)
-        wide = self.heads.absorbed(q, q_rotated)
+        tokens = jnp.full(self.tile, row.first)
+        wide = self.heads.absorbed(q, q_rotated, tokens)
         position = self._positions(row, index)
 
         def attend(block: Array, state: State) -> State:
             latents, keys = self._latents(row, block)
             is_seen = self.heads.is_seen(keys[None], position[:, None]) & (keys < row.kv_len)[None]
-            scores = _product("thw,bw->thb", wide, latents)
+            scores = product("thw,bw->thb", wide, latents)
             return accumulate(state, jnp.where(is_seen[:, None, :], scores, MASKED), latents[:, :rank])
 
         end = (jnp.minimum(position[-1] + 1, row.kv_len) + (self._block - 1)) // self._block
         own = jax.lax.fori_loop(jnp.int32(0), end, attend, start(wide.shape[:2], rank))
-        done = self.heads.values_of(settle(own)).swapaxes(0, 1)
+        done = self.heads.values_of(settle(own), tokens).swapaxes(0, 1)
         none = jnp.zeros(done.shape[:2], jnp.float32)
         new: State = _put(state, (none, none + np.float32(1), done), begin)
         return new
@@ -232,15 +228,13 @@ class _Prompts:
         """The state with a block of keys for all tiles of a row that see some of it."""
         heads, rank = self.heads, self.heads.spec.rank
         latents, position = self._latents(row, block)
-        keys, values = (
-            _product("br,hnr->hbn", latents[:, :rank], projections).astype(latents.dtype)
-            for projections in (heads.key_projections, heads.value_projections)
-        )
+        expanded = heads.inputs.projections.expanded(latents[:, :rank], row.first)
+        keys, values = (x.astype(latents.dtype) for x in expanded)
 
         def attend(index: Array, state: State) -> State:
             begin = row.first + index * self.tile
             q, q_rotated = (_cut(x, begin, self.tile) for x in self.queries)
-            scores = _product("htn,hbn->htb", q, keys) + _product("htp,bp->htb", q_rotated, latents[:, rank:])
+            scores = product("htn,hbn->htb", q, keys) + product("htp,bp->htb", q_rotated, latents[:, rank:])
             queries = self._positions(row, index)
             is_seen = heads.is_seen(position[None], queries[:, None]) & (position < row.kv_len)[None]
             masked = jnp.where(is_seen[None], scores * np.float32(heads.spec.scale), MASKED)
@@ -269,9 +263,8 @@ class _Row:
     """i32[1, pages]"""
 
 
-def _product(subscripts: str, *factors: Array) -> Array:
-    """An einsum with sums in float32."""
-    return jnp.einsum(subscripts, *(x.astype(factors[0].dtype) for x in factors), preferred_element_type=jnp.float32)
+def _widened(x: Array) -> Array:
+    return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def _stored(x: Array, dtype: np.dtype) -> Array:

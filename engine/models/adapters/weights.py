@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.models.adapters.experts import AdaptedExpertsKernel
 from engine.models.adapters.kernels import AdaptedKernel, AdaptedWeight, is_linear
+from engine.models.adapters.latents import PROJECTION, AdaptedProjection, kernel_of
 from engine.models.adapters.split_models import splits_residual
 from engine.models.adapters.tables import AdaptedEmbedding, AdaptedHead, embedding_of, head_of
 from engine.models.partition import Partition
@@ -22,7 +23,8 @@ TABLES = ("embedding", "lm_head")
 def adapted_weights(
     entries: Collection[Served], partition: Partition, rank: int, dtype: np.dtype[Any], layout: Layout
 ) -> Iterator[AdaptedWeight]:
-    """The modules [out, in] of a decoder's entries, its experts, the embedding and the head.
+    """The modules [out, in] of a decoder's entries, its experts, the projections of latents, the
+    embedding and the head.
 
     A table that is both comes twice.
     """
@@ -35,6 +37,9 @@ def adapted_weights(
             yield AdaptedKernel(entry, rank, devices, numbers, layout, splits_all)
         elif parameter.role is Role.EXPERTS:
             yield AdaptedExpertsKernel(entry, rank, devices, numbers, layout)
+        elif parameter.name == PROJECTION:
+            projection = replace(entry, parameter=kernel_of(parameter))
+            yield AdaptedProjection(projection, rank, devices, numbers, Layout.MATRIX)
         elif parameter.role is Role.TABLE and parameter.name in TABLES:
             if parameter.name == TABLES[0]:
                 embedding = replace(entry, parameter=embedding_of(parameter))

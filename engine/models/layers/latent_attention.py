@@ -7,14 +7,17 @@ all heads share, is rotated. Each device has all latents and its own heads.
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
+from caching.attention.latent_projections import LatentProjections
 from caching.attention.spec import LatentInputs, LatentSpec
 from engine.models.adapters.adapted import AdapterRows
+from engine.models.adapters.adapted_latents import AdaptedLatents
 from engine.models.layers.mixer import Latents
 from engine.models.layers.norm import RMSNorm
-from engine.models.linear import linear
+from engine.models.linear import UNSAID, linear
 from engine.models.partition import Partition
 from engine.models.rope import half_split, rotate
 from engine.models.spec import RopeSpec
@@ -111,11 +114,19 @@ class LatentAttention(nnx.Module):
         latents = x if self.query_latents is None else self.query_latents(x, step.adapters)
         q = linear(latents, self.q_kernel, None, step.adapters)
         nope = self.spec.qk_nope_head_dim
-        projections = self.kv_b[...].astype(x.dtype)
-        inputs = LatentInputs(q[..., :nope], self._turned(q[..., nope:], step), self._latents(x, step), projections)
+        inputs = LatentInputs(
+            q[..., :nope], self._turned(q[..., nope:], step), self._latents(x, step), self._projections(x.dtype, step)
+        )
         scores = LatentSpec(self.spec.scale, self.spec.kv_lora_rank, self.spec.first)
         cache, attended = step.attention(scores, cache, place, inputs)
         return cache, linear(attended.reshape(*x.shape[:-1], -1), self.o_kernel, self.o_bias, step.adapters, self.axis)
+
+    def _projections(self, dtype: np.dtype, step: StepContext) -> LatentProjections:
+        weight, nope = self.kv_b.get_value(), self.spec.qk_nope_head_dim
+        if not isinstance(weight, AdaptedLatents):
+            return LatentProjections(weight.astype(dtype), nope)
+        assert step.adapters is not None, UNSAID
+        return weight.projections(dtype, nope, step.adapters)
 
     def _latents(self, x: Array, step: StepContext) -> Array:
         """f[..., hidden] -> f[..., rank + rope]."""
