@@ -36,7 +36,7 @@ from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.speculation.read_draft import read_draft
 from engine.step.backend import Backend
 from engine.step.backend_choice import choose_backend, default_page_size
-from engine.step.kernel_check import checked, trial_of
+from engine.step.kernel_checks.checked_backend import checked, trial_of
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

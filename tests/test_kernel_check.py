@@ -28,12 +28,15 @@ from engine.models.weights.int4 import Int4Experts
 from engine.models.weights.weight_format import Layout
 from engine.sampling.cpu_sampler import CPU_SAMPLING
 from engine.sampling.operations import XLA_SAMPLING
-from engine.sampling.sampler_inputs import NUM_FIELDS, PARAMETERS
 from engine.served_model import served_model
-from engine.step import backend_choice, kernel_check
+from engine.step import backend_choice
 from engine.step.backend_choice import xla_backend
 from engine.step.compilation import num_compilations
-from engine.step.kernel_check import EXACT, ROUNDED, experts_fault, product_fault, rows_fault, sampling_fault
+from engine.step.kernel_checks import checked_backend, product_faults, sampling_faults
+from engine.step.kernel_checks.product_faults import experts_fault, product_fault
+from engine.step.kernel_checks.row_faults import rows_fault
+from engine.step.kernel_checks.sampling_faults import sampling_fault
+from engine.step.kernel_checks.tolerance import EXACT, ROUNDED
 
 FLOAT32, BFLOAT16, INT8 = np.dtype(np.float32), np.dtype(jnp.bfloat16), np.dtype(np.int8)
 HEADS = Heads(4, 2, 16, FLOAT32)
@@ -53,9 +56,9 @@ def _kernels():
 @pytest.fixture
 def checks_anew():
     """What was checked before counts neither here nor afterwards."""
-    kernel_check.checked.cache_clear()
+    checked_backend.checked.cache_clear()
     yield
-    kernel_check.checked.cache_clear()
+    checked_backend.checked.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -246,14 +249,14 @@ def test_a_check_makes_one_program_of_each_kernel():
 @pytest.mark.parametrize("wrong", range(3))
 def test_no_number_is_a_fault_in_whichever_product(monkeypatch, wrong):
     """Of all rows, of one alone, or of experts'."""
-    right = kernel_check._products
+    right = product_faults._products
 
     def products(*given):
         results = list(right(*given))
         results[wrong] = results[wrong].at[0, 0].set(jnp.nan)
         return tuple(results)
 
-    monkeypatch.setattr(kernel_check, "_products", products)
+    monkeypatch.setattr(product_faults, "_products", products)
 
     assert "products with float32 differ from numpy's by nan" in (product_fault() or "")
 
@@ -290,78 +293,12 @@ def test_changes_of_logits_that_are_wrong_are_left_to_xla(directory, monkeypatch
             return replace(state, counts=state.counts.at[0, 0].add(1)), logits
         return state, logits.at[0, -2].add(0.01)
 
-    monkeypatch.setattr(kernel_check, "CPU_SAMPLING", replace(CPU_SAMPLING, **{name: change}))
+    monkeypatch.setattr(sampling_faults, "CPU_SAMPLING", replace(CPU_SAMPLING, **{name: change}))
 
     backend = serve(directory).backend
 
     assert f"by XLA: {wrong} differs from numpy's by" in backend.description
     assert (backend.sampling, backend.rows, backend.replaced) == (XLA_SAMPLING, CPU_ROWS, ("sampling",))
-
-
-def asking(**named):
-    """A change of what rows ask a draw for."""
-
-    def change(logits, packed):
-        for name, value in named.items():
-            number = NUM_FIELDS - len(PARAMETERS) + [*PARAMETERS].index(name)
-            packed = packed.at[number].set(np.array(value, PARAMETERS[name]).view(np.int32))
-        return logits, packed
-
-    return change
-
-
-WRONG_DRAWS = {
-    "temperature": asking(temperature=1),
-    "greedy": asking(temperature=0),
-    "top_k": asking(top_k=0),
-    "top_p": asking(top_p=1),
-    "min_p": asking(min_p=0),
-    "seeds": asking(seeds=0),
-    "positions": lambda logits, packed: (logits, packed.at[3].add(1)),
-    "the last of equals": lambda logits, packed: (logits.at[:, 30 + 202].add(1e-5), packed),
-    "a part of a block": lambda logits, packed: (logits.at[:, 256:].set(-99), packed),
-    "one row": lambda logits, packed: (logits.at[-1, 68].set(-99), packed),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG_DRAWS)
-def test_a_draw_that_is_wrong_is_found_out(monkeypatch, wrong):
-    """Whatever it leaves out of what a row asks for, or of its logits."""
-
-    def draw(logits, inputs, *rest):
-        changed, packed = WRONG_DRAWS[wrong](logits, inputs.packed)
-        return CPU_SAMPLING.draw(changed, replace(inputs, packed=packed), *rest)
-
-    monkeypatch.setattr(kernel_check, "CPU_SAMPLING", replace(CPU_SAMPLING, draw=draw))
-
-    assert "draw differs from numpy's by" in (sampling_fault() or "")
-
-
-@pytest.mark.parametrize("wrong", ["last token", "log-probability", "rank", "likeliest token"])
-def test_what_is_kept_and_said_of_a_draw_is_checked_too(monkeypatch, wrong):
-    """The token that the next step is fed, and each part of the log-probabilities."""
-
-    def draw(*given):
-        tokens, last = CPU_SAMPLING.draw(*given)
-        return tokens, last.at[1].add(wrong == "last token")
-
-    def compute_logprobs(logits, tokens):
-        found = CPU_SAMPLING.compute_logprobs(logits, tokens)
-        column = {"log-probability": -1, "rank": 1, "likeliest token": 2}.get(wrong)
-        return found if column is None else found.at[-1, column].add(2**20)
-
-    changed = replace(CPU_SAMPLING, draw=draw, compute_logprobs=compute_logprobs)
-    monkeypatch.setattr(kernel_check, "CPU_SAMPLING", changed)
-
-    assert f"{wrong} differs from" in (sampling_fault() or "")
-
-
-@pytest.mark.thorough
-def test_what_a_draw_is_held_against_is_what_xla_draws(monkeypatch):
-    """Of the same logits, rows and key."""
-    monkeypatch.setattr(kernel_check, "CPU_SAMPLING", XLA_SAMPLING)
-
-    assert kernel_check._draw_fault() is None
 
 
 @pytest.mark.usefixtures("checks_anew")
@@ -377,7 +314,7 @@ def test_a_model_with_sinks_has_them_in_its_trial(directory, tmp_path, monkeypat
 @pytest.mark.usefixtures("checks_anew")
 def test_a_fault_on_one_host_holds_for_all(directory, monkeypatch):
     """They must run the same program."""
-    monkeypatch.setattr(kernel_check, "least_of_all", lambda number: 0)
+    monkeypatch.setattr(checked_backend, "least_of_all", lambda number: 0)
 
     assert "it is at fault on another host" in serve(directory).describe()["operations"]
 

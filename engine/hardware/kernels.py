@@ -22,7 +22,10 @@ from caching.tpu.tpu_chip import CHIPS, Chip
 from caching.tpu.tpu_kernels import JAX, PALLAS, TPUKernel
 from engine.hardware.measurement import Measurement, Scale, attempted
 from engine.step.backend_choice import xla_backend
-from engine.step.kernel_check import product_fault, rows_fault, sampling_fault, tolerance_of
+from engine.step.kernel_checks.product_faults import product_fault
+from engine.step.kernel_checks.row_faults import rows_fault
+from engine.step.kernel_checks.sampling_faults import sampling_fault
+from engine.step.kernel_checks.tolerance import tolerance_of
 
 BFLOAT16, FLOAT32, FP8 = np.dtype(jnp.bfloat16), np.dtype(np.float32), np.dtype(jnp.float8_e4m3fn)
 CALLS = 20

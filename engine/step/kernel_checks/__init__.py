@@ -1,0 +1,1 @@
+"""Whether this machine's kernels compute what they should, before they serve."""
