@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -80,20 +80,22 @@ def checked(trial: Trial, kv_dtype: np.dtype, *, int4_experts: bool = False) -> 
         words = f"{xla.description}, in the place of {backend.description}: {why}"
         backend = replace(backend.with_attention_of(xla, words), replaced=("attention",))
     if backend.layout is Layout.PANELS and (why := _fault("matrix product", product_fault)):
-        words = f"{backend.description}; matrix products by XLA: {why}"
-        replaced = (*backend.replaced, "matrix product")
-        backend = replace(backend, description=words, layout=xla.layout, skips_padding=False, replaced=replaced)
+        words = f"matrix products by XLA: {why}"
+        backend = _without(backend, "matrix product", words, layout=xla.layout, skips_padding=False)
     if backend.rows != XLA_ROWS and (why := _fault("norm", rows_fault)):
-        words = f"{backend.description}; norms, gates and additions by XLA: {why}"
-        backend = replace(backend, description=words, rows=XLA_ROWS, replaced=(*backend.replaced, "norm"))
+        backend = _without(backend, "norm", f"norms, gates and additions by XLA: {why}", rows=XLA_ROWS)
     if backend.sampling != XLA_SAMPLING and (why := _fault("sampling", sampling_fault)):
-        words = f"{backend.description}; what is between logits and tokens by XLA: {why}"
-        replaced = (*backend.replaced, "sampling")
-        backend = replace(backend, description=words, sampling=XLA_SAMPLING, replaced=replaced)
+        words = f"what is between logits and tokens by XLA: {why}"
+        backend = _without(backend, "sampling", words, sampling=XLA_SAMPLING)
     if int4_experts and backend.layout is Layout.MATRIX and (why := _fault("int4 experts", experts_fault)):
-        words, replaced = f"{backend.description}; experts in 8 bits: {why}", (*backend.replaced, "int4 experts")
-        backend = replace(backend, description=words, least_expert_bits=8, replaced=replaced)
+        backend = _without(backend, "int4 experts", f"experts in 8 bits: {why}", least_expert_bits=8)
     return backend
+
+
+def _without(backend: Backend, kernel: str, words: str, **instead: Any) -> Backend:
+    """The backend with these fields, as a kernel of it is replaced, and with the words in its description."""
+    replaced = (*backend.replaced, kernel)
+    return replace(backend, description=f"{backend.description}; {words}", replaced=replaced, **instead)
 
 
 def _fault(name: str, fault: Callable[[], str | None]) -> str | None:
