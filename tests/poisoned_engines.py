@@ -18,7 +18,8 @@ from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD, WRITE_SLOTS
-from engine.step.runner import PendingStep, eSurgeRunner
+from engine.step.pending_step import PendingStep
+from engine.step.runner import eSurgeRunner
 
 VOCABULARY = 144
 

@@ -27,7 +27,7 @@ from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.inputs.layout import FROM_SLOT, StepLayout
 from engine.step.inputs.model_io import ModelIOProcessor
 from engine.step.inputs.slot_state import SEPARATE, SlotShapes
-from engine.step.runner import PendingStep
+from engine.step.pending_step import PendingStep
 from engine.step.timing.step_gap import StepGaps
 
 VOCAB_SIZE, EOS = 16, 0

@@ -10,7 +10,7 @@ from engine.device_errors import DeviceError
 from engine.scheduling.estimates.step_costs import StepCosts
 from engine.scheduling.plan import NextIterationPlan
 from engine.step import steps_in_flight
-from engine.step.runner import PendingStep
+from engine.step.pending_step import PendingStep
 from engine.step.steps_in_flight import AHEAD, HOST_TIMES, LEAST_AHEAD, STEPS, StepsInFlight
 
 COST = 0.1

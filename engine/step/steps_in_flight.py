@@ -14,7 +14,8 @@ from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence, SequenceOutput
 from engine.step.host_cache.host_link import HostLink
-from engine.step.runner import PendingStep, eSurgeRunner
+from engine.step.pending_step import PendingStep
+from engine.step.runner import eSurgeRunner
 from engine.step.timing.step_times import StepSeconds
 
 AHEAD, LEAST_AHEAD, HOST_TIMES = 1 / 3, 0.01, 3
