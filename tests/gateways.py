@@ -16,17 +16,18 @@ import msgspec
 import uvicorn
 from fake_driver import PATIENCE
 
-from ipc.gateway import daemons
 from ipc.gateway.access.callers import Callers
 from ipc.gateway.access.connection_limit import ConnectionLimit
 from ipc.gateway.app import make_app
-from ipc.gateway.daemons import Daemons, RemoteDaemon
 from ipc.gateway.http_protocol import Protocol
+from ipc.gateway.upstream import remote_daemon
+from ipc.gateway.upstream.daemons import Daemons
+from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 
 WITHOUT_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients of gateways here: httpx reads all certificates of authorities for each of its own."""
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-daemons.STATUS_TIMEOUT = PATIENCE  # those that are asked here are there
+remote_daemon.STATUS_TIMEOUT = PATIENCE  # those that are asked here are there
 
 
 class Server(uvicorn.Server):

@@ -21,7 +21,7 @@ from ipc.commands import cli
 from ipc.control_client import ControlClient
 from ipc.errors import RequestFailed
 from ipc.gateway.access.callers import Callers
-from ipc.gateway.daemons import RemoteDaemon
+from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 from ipc.sockets.auth import Authority
 from ipc.wire import keys
 

@@ -20,8 +20,8 @@ from ipc.gateway import http_protocol as protocol
 from ipc.gateway.access.api_keys import ApiKey
 from ipc.gateway.access.callers import Caller, Callers, TooMany, Unauthorized
 from ipc.gateway.bodies import MAX_BODY_BYTES
-from ipc.gateway.daemons import RemoteDaemon
 from ipc.gateway.http_protocol import MAX_HEAD_BYTES
+from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 from ipc.sockets.auth import Authority
 from ipc.wire import keys
 

@@ -15,9 +15,9 @@ from test_client import Router
 
 from driver.errors import Asleep, Draining, DriverError
 from engine.adapters.adapter import Adapter
-from ipc.gateway import daemons
-from ipc.gateway.daemons import RemoteDaemon
 from ipc.gateway.endpoints.metrics import merged
+from ipc.gateway.upstream import remote_daemon
+from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 from ipc.wire.codec import encode
 from ipc.wire.messages import Error, Hello, ListAdapters
 
@@ -159,7 +159,7 @@ def test_a_daemon_that_takes_nothing_new_is_spared_until_it_does(
 ) -> None:
     """Who finds out is passed on to another, where open requests are resumed; where there is no other everybody is to
     come again."""
-    monkeypatch.setattr(daemons, "RETRY_INTERVAL", 0.01)
+    monkeypatch.setattr(remote_daemon, "RETRY_INTERVAL", 0.01)
     first, second = (f"ipc://{tmp_path_factory.mktemp('d')}/o.sock" for _ in range(2))
     remote = [RemoteDaemon(address, timeout=PATIENCE, resume_timeout=PATIENCE) for address in (first, second)]
     resting = FakeDriver()

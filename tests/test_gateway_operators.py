@@ -7,8 +7,8 @@ from fake_driver import PATIENCE, FakeDriver, serving
 from gateways import gateway
 
 from ipc.gateway.access.callers import Callers
-from ipc.gateway.daemons import RemoteDaemon
 from ipc.gateway.operations import OPERATIONS
+from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 from ipc.sockets.auth import Authority
 from ipc.wire import keys
 

@@ -21,14 +21,14 @@ from driver.request import ActiveRequest
 from engine.adapters.adapter import Adapter
 from ipc.async_client import AsyncClient
 from ipc.connection import retry
-from ipc.gateway import daemons
 from ipc.gateway.access.callers import Callers
-from ipc.gateway.daemons import RemoteDaemon
+from ipc.gateway.upstream import remote_daemon
+from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemons, "RETRY_INTERVAL", 0.01)
+    monkeypatch.setattr(remote_daemon, "RETRY_INTERVAL", 0.01)
     monkeypatch.setattr(retry, "FIRST_DELAY", 0.001)
 
 
@@ -318,7 +318,7 @@ def test_a_replica_that_hangs_keeps_no_adapters_from_others(
     with pair(replicas, enable_lora=True) as both:
         both.second.adapters.put("sales", Adapter(1, "sales", 8, ()), "sales", pin=False)
         monkeypatch.setattr(replicas[0].client, "adapters", hang)
-        monkeypatch.setattr(daemons, "STATUS_TIMEOUT", 0.1)
+        monkeypatch.setattr(remote_daemon, "STATUS_TIMEOUT", 0.1)
         answer = both.http.post(TEXT, json={"prompt": "x", "model": "sales"}, timeout=PATIENCE / 2)
 
     assert answer.status_code == 200

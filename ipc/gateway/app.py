@@ -13,12 +13,12 @@ from ipc.gateway.access.authentication import Authentication
 from ipc.gateway.access.callers import Callers
 from ipc.gateway.access.memory_limit import Memory
 from ipc.gateway.answers import FAULT_ANSWER, HANDLERS
-from ipc.gateway.daemons import Daemons
 from ipc.gateway.endpoints import page_files
 from ipc.gateway.operations import OPERATIONS, Operation
 from ipc.gateway.operators.operators_only import OperatorsOnly
 from ipc.gateway.operators.weights import Gathered
 from ipc.gateway.request_id import RequestIds
+from ipc.gateway.upstream.daemons import Daemons
 
 
 def make_app(daemons: Daemons, callers: Callers) -> Starlette:

@@ -23,8 +23,9 @@ from ipc.gateway.access.callers import Callers
 from ipc.gateway.access.connection_limit import RESERVED_FILES, ConnectionLimit
 from ipc.gateway.access.peer_addresses import TrustedProxies
 from ipc.gateway.app import make_app
-from ipc.gateway.daemons import Daemons, RemoteDaemon
 from ipc.gateway.http_protocol import Protocol
+from ipc.gateway.upstream.daemons import Daemons
+from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 from ipc.process import gateway_orders, open_files
 from ipc.process.gateway_orders import Log, Order, Reloaded, ReloadKeys
 from ipc.process.http_socket import listen, url_of

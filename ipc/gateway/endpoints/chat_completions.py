@@ -16,9 +16,9 @@ from ipc.gateway.endpoints.answering import answering_of
 from ipc.gateway.endpoints.chat_chunks import ChatChunks
 from ipc.gateway.endpoints.stream_usage import StreamUsage
 from ipc.gateway.event_stream import EventStream, event
-from ipc.gateway.replicas import daemon_for
 from ipc.gateway.request_id import request_id_of, traceparent_of
 from ipc.gateway.streams import gathered
+from ipc.gateway.upstream.replicas import daemon_for
 from ipc.openai.answer_bodies import chat_completion
 from ipc.openai.request_bodies import ChatCompletionRequest
 from ipc.openai.timing_bodies import answer_timings

@@ -19,9 +19,9 @@ from ipc.gateway.endpoints.echo import Echo, echoed
 from ipc.gateway.endpoints.stream_usage import StreamUsage
 from ipc.gateway.endpoints.text_chunks import TextChunks
 from ipc.gateway.event_stream import EventStream, event
-from ipc.gateway.replicas import daemon_for
 from ipc.gateway.request_id import request_id_of, traceparent_of
 from ipc.gateway.streams import gathered, merged
+from ipc.gateway.upstream.replicas import daemon_for
 from ipc.openai.answer_bodies import TextCompletion, text_completion, total, usage
 from ipc.openai.question import Question
 from ipc.openai.request_bodies import CompletionRequest

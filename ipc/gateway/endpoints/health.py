@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from ipc.errors import DaemonStarting, OdriverError, RequestFailed
 from ipc.gateway.answers import RETRY_AFTER, json_answer
-from ipc.gateway.daemons import Daemons, RemoteDaemon
+from ipc.gateway.upstream.daemons import Daemons
+from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 from ipc.wire.messages import PROGRESS_LIMIT
 
 UNKNOWN = "connected"

@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.access.callers import Caller
-from ipc.gateway.daemons import Daemons, RemoteDaemon
+from ipc.gateway.upstream.daemons import Daemons
+from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ADAPTERS = re.compile(r'((?:running|waiting)_lora_adapters=)"([^"]*)"')

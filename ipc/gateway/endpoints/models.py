@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.answers import json_answer
-from ipc.gateway.daemons import Daemons
+from ipc.gateway.upstream.daemons import Daemons
 from ipc.openai.translation import check_model
 
 

@@ -16,11 +16,11 @@ from ipc.gateway.bodies import read
 from ipc.gateway.disconnect import unless_disconnected
 from ipc.gateway.endpoints.answering import answering_of
 from ipc.gateway.event_stream import EventStream
-from ipc.gateway.replicas import daemon_for
 from ipc.gateway.request_id import request_id_of, traceparent_of
 from ipc.gateway.responses_api.response_answers import ResponseAnswer, ResponseObject
 from ipc.gateway.responses_api.response_items import Event, ResponseEvent
 from ipc.gateway.responses_api.response_requests import ResponseRequest
+from ipc.gateway.upstream.replicas import daemon_for
 
 __all__ = ["ResponseEvent", "ResponseObject", "create"]
 

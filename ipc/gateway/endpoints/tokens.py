@@ -10,7 +10,7 @@ from starlette.responses import Response
 from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read
 from ipc.gateway.disconnect import unless_disconnected
-from ipc.gateway.replicas import daemon_for
+from ipc.gateway.upstream.replicas import daemon_for
 from ipc.openai.chat_messages import ChatMessage
 from ipc.openai.field_names import naming
 from ipc.openai.question import BodyError

@@ -11,7 +11,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from ipc.control_client import ControlClient
 from ipc.gateway.access.authentication import caller_of
-from ipc.gateway.daemons import Daemons, RemoteDaemon
+from ipc.gateway.upstream.daemons import Daemons
+from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 from ipc.openai.question import BodyError
 from ipc.openai.translation import check_model
 

@@ -10,8 +10,9 @@ from starlette.responses import Response
 from ipc.control_client import ControlClient
 from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read_nothing
-from ipc.gateway.daemons import Daemons, RemoteDaemon
 from ipc.gateway.operators.operator_commands import commanded, parameters
+from ipc.gateway.upstream.daemons import Daemons
+from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 from ipc.openai.question import BodyError
 
 LEVELS: dict[str, Literal[1, 2]] = {"1": 1, "2": 2}

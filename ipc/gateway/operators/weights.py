@@ -20,8 +20,9 @@ from ipc.control_client import ControlClient
 from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read, read_nothing
-from ipc.gateway.daemons import Daemons, RemoteDaemon
 from ipc.gateway.operators.operator_commands import MODEL, commanded, meant, ordered, parameters
+from ipc.gateway.upstream.daemons import Daemons
+from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 from ipc.openai.question import BodyError
 
 MODES: Mapping[str, UpdateMode] = {"abort": "abort", "wait": "wait", "keep": "keep"}

@@ -15,7 +15,8 @@ from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFaile
 from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.access.callers import Caller
 from ipc.gateway.access.peer_addresses import peer_of_request
-from ipc.gateway.daemons import RETRY_INTERVAL, Daemons, RemoteDaemon
+from ipc.gateway.upstream.daemons import Daemons
+from ipc.gateway.upstream.remote_daemon import RETRY_INTERVAL, RemoteDaemon
 from ipc.wire.messages import Welcome
 
 logger = logging.getLogger(__name__)
