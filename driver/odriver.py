@@ -60,7 +60,7 @@ Errors of the device
 --------------------
 When a step fails, or the logits of a row are not finite, the engine returns outputs with an error.
 The requests in them end with "internal" and the reason, all samples of a request together, and the
-other requests continue (engine/failures.py). A device that fails step after step ends the execution
+other requests continue (engine/step/failures.py). A device that fails step after step ends the execution
 thread.
 
 The end

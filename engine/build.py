@@ -16,7 +16,6 @@ from caching.page_manager import HBMPageManager
 from engine.config import EngineConfig
 from engine.device_errors import DeviceError, device_errors
 from engine.errors import ConfigurationError
-from engine.failures import MAX_FAILURES_IN_A_ROW
 from engine.hosts.other_processes import ALONE, OtherProcesses
 from engine.hosts.processes import least_of_all
 from engine.live.live_weights import LiveWeights
@@ -38,6 +37,7 @@ from engine.speculation.speculative_config import NGRAM
 from engine.step.executables.identity import stored_executables
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
+from engine.step.failures import MAX_FAILURES_IN_A_ROW
 from engine.step.host_cache.host_budget import check_host_memory
 from engine.step.host_cache.host_memory import copy_seconds
 from engine.step.runner import eSurgeRunner

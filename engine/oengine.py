@@ -1,6 +1,6 @@
 """The engine: sequences in, token ids out, a step at a time. One thread owns it.
 
-What a failed step costs is in engine/failures.py.
+What a failed step costs is in engine/step/failures.py.
 """
 
 import time
@@ -10,7 +10,6 @@ from collections.abc import Sequence as ListOf
 from caching.page_manager import HBMPageManager
 from engine.adapters.adapter import Adapter, AdapterError
 from engine.adapters.reader import AdapterReader
-from engine.failures import MAX_FAILURES_IN_A_ROW, Failures
 from engine.live.live_weights import LiveWeights
 from engine.live.residence import Residence
 from engine.live.staging import StagedWeights
@@ -23,6 +22,7 @@ from engine.scheduling.preemption import PreemptionLog
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence, SequenceOutput
 from engine.step.compilation import StagedCompilation, num_compilations
+from engine.step.failures import MAX_FAILURES_IN_A_ROW, Failures
 from engine.step.host_cache.host_link import host_link
 from engine.step.runner import eSurgeRunner
 from engine.step.steps_in_flight import StepsInFlight

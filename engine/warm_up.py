@@ -6,11 +6,11 @@ import numpy as np
 
 from engine.device_errors import DeviceError
 from engine.errors import ConfigurationError
-from engine.failures import NOT_FINITE
 from engine.oengine import oEngine
 from engine.sampling.token_masks import mask_words
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
+from engine.step.failures import NOT_FINITE
 
 
 class _AnyToken:

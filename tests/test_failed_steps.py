@@ -14,7 +14,6 @@ from test_scheduler import EOS, build_scheduler, build_sequence
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_manager import HBMPageManager
 from engine.device_errors import DeviceError
-from engine.failures import Failures
 from engine.mesh import one_device
 from engine.models.model_config import read_model_config
 from engine.oengine import oEngine
@@ -29,6 +28,7 @@ from engine.scheduling.speculation import Speculation
 from engine.step.backend_choice import choose_backend, xla_backend
 from engine.step.compilation import num_compilations
 from engine.step.execution_manager import ExecutionManager
+from engine.step.failures import Failures
 from engine.step.runner import eSurgeRunner
 from engine.step.step_shapes import StepShapes
 

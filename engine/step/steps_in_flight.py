@@ -6,13 +6,13 @@ from collections import deque
 from functools import partial
 
 from engine.device_errors import DeviceError
-from engine.failures import Failures
 from engine.live.residence import Residence
 from engine.metrics.step_log import StepLog
 from engine.scheduling.constraints.awaited_masks import AwaitedMasks
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence, SequenceOutput
+from engine.step.failures import Failures
 from engine.step.host_cache.host_link import HostLink
 from engine.step.pending_step import PendingStep
 from engine.step.runner import eSurgeRunner

@@ -17,10 +17,10 @@ from collections import deque
 from functools import partial
 from random import Random
 
-from engine.failures import Failures
 from engine.sampling.sampler import NO_TOKEN
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.sequence import TokenLogprobs
+from engine.step.failures import Failures
 from engine.step.inputs.prompt_logprobs import prompt_logprobs_of
 from scripts.benchmarks.histories.life import EOS, Life
 from scripts.benchmarks.histories.random_scheduler import MOST_STATES, RandomScheduler
