@@ -4,13 +4,13 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine.adapters.lora_modules import paths_by_name
-from engine.errors import ConfigurationError, require_setting
+from engine.errors import ConfigurationError
 from engine.hosts.hosts import Hosts, check_hosts
 from engine.hub.names import directory_of
 from engine.scheduling.waiting.client_weights import weights_by_client
+from engine.setting_fields import check_choices, require_setting, setting
 from engine.speculation.speculative_config import EXAMPLE, SpeculativeConfig, parse_speculative_config
 
 QUANTIZATIONS = ("int8", "w8a8", "int4", "none")
@@ -24,24 +24,6 @@ CPU_LORAS = 8
 MAX_LORA_RANK = 512
 """As in vLLM."""
 MAX_QUEUED_TOKENS = 2**20
-
-
-def setting(default: Any, metavar: str, meaning: str, choices: tuple[str, ...] = ()) -> Any:
-    """A dataclass field. Its flag, variable and file key derive from it (ipc/service/settings.py).
-
-    ``metavar`` stands for the value in a usage line, unless it is a bool or has ``choices``.
-    ``meaning`` says what a default of None is.
-    """
-    described = {"metavar": metavar, "meaning": meaning, "choices": choices}
-    return dataclasses.field(default=default, metadata=described)
-
-
-def check_choices(config: Any) -> None:
-    """Raises ConfigurationError if a ``setting`` of the dataclass is none of its choices, nor its default."""
-    for field in dataclasses.fields(config):
-        value, choices = getattr(config, field.name), field.metadata.get("choices", ())
-        known = not choices or value in (*choices, field.default)
-        require_setting(known, field.name, f"one of {', '.join(choices)}", value)
 
 
 @dataclass(frozen=True, kw_only=True)

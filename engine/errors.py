@@ -27,9 +27,3 @@ class HostsError(Exception):
 
 class DownloadFailed(ConfigurationError):
     """A model could not be read from the network. The same configuration may work later."""
-
-
-def require_setting(holds: bool, name: str, allowed: str, given: object) -> None:
-    """Raises ConfigurationError, with what the setting may be, unless it holds."""
-    if not holds:
-        raise ConfigurationError(f"{name} must be {allowed}, not {given}")

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from engine.errors import ConfigurationError, require_setting
+from engine.errors import ConfigurationError
+from engine.setting_fields import require_setting
 
 
 @dataclass(frozen=True)

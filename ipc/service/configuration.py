@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from engine.config import EngineConfig, check_choices, setting
-from engine.errors import require_setting
+from engine.config import EngineConfig
+from engine.setting_fields import check_choices, require_setting, setting
 from ipc.process.logs import configure_logging, set_level
 from ipc.service.device_choice import DEVICES
 from ipc.service.http_config import HttpConfig

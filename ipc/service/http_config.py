@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config import check_choices, setting
-from engine.errors import ConfigurationError, require_setting
+from engine.errors import ConfigurationError
+from engine.setting_fields import check_choices, require_setting, setting
 from ipc.process.http_socket import HOST, MAX_CONNECTIONS, PORT, check_reach, host_and_port
 
 TOOL_CALL_PARSERS = (
