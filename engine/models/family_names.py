@@ -20,9 +20,9 @@ class _Kind(msgspec.Struct):
 
 
 @cache
-def named_families(folder: Path = FAMILIES) -> dict[str, str]:
-    """The architecture of each ``model_type``, as the files of a folder declare them."""
-    texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("[!_]*.py"))]
+def named_families() -> dict[str, str]:
+    """The architecture of each ``model_type``, as the files of FAMILIES declare them."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(FAMILIES.glob("[!_]*.py"))]
     return dict(pair for text in texts for pair in _DECLARATION.findall(text))
 
 
