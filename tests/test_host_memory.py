@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from caching import control_groups
-from engine.hardware import host_memory
+from engine.memory import host_memory
 
 
 @pytest.fixture

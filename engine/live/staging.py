@@ -19,9 +19,9 @@ from jax import Array
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
-from engine.hardware.host_memory import available_bytes
 from engine.live.read_files import ReadCheckpoint
 from engine.live.weight_source import Rereadable
+from engine.memory.host_memory import available_bytes
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.weights.forms import dense_leaf

@@ -8,7 +8,7 @@ from jax.errors import JaxRuntimeError
 from caching.tpu.tpu_chip import CHIPS
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.hardware.host_memory import available_bytes
+from engine.memory.host_memory import available_bytes
 
 logger = logging.getLogger(__name__)
 

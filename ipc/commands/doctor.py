@@ -19,7 +19,7 @@ from rich.filesize import decimal
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.hardware.host_memory import available_bytes
+from engine.memory.host_memory import available_bytes
 from ipc.commands import address_checks
 from ipc.commands.findings import Finding
 from ipc.service import accelerators, device_choice

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from driver.errors import InvalidRequest, Overloaded
 from engine.errors import ConfigurationError
-from engine.hardware.host_memory import available_bytes
+from engine.memory.host_memory import available_bytes
 from engine.models.weights.sources.tensor_source import read_dtype
 from ipc.wire.operations import WeightChunk
 

@@ -6,7 +6,7 @@ from caching.host_tier import HostTier
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.hardware.host_memory import available_bytes
+from engine.memory.host_memory import available_bytes
 
 STEPS_STAGED = 4
 """Steps whose tokens' pages may be on their way at once, each way: several sequences that are
