@@ -1,75 +1,7 @@
 """oDriver: the threads between a client's words and the engine's tokens.
 
-The life of a request
----------------------
-1. ``submit_request`` runs on the caller's thread (in the daemon the socket thread, which must
-   never wait). It adds the request to the table of open requests and to a bounded queue of the
-   prepare stage, in which clients take turns, or it raises at once: DuplicateRequest, NotFound,
-   Overloaded, Draining, Asleep or DriverStopped. A refused request gets nothing more; every other
-   request gets exactly one last sample.
-2. A **prepare inputs** thread checks the parameters, applies the chat template, refuses what
-   cannot fit, tokenises, checks lengths, and posts Admit(sequences) to the inbox of the execution
-   thread. A client's mistake ends that client's request here. A request with structured outputs
-   first goes to a **compile grammars** thread. It has a worker process compile the grammar, unless
-   it is known, gives each sequence its constraint, and posts the Admit.
-3. The **execution loop** thread, the only one that uses the engine, sends Opened to the summary
-   thread, adds the sequences and steps the engine. It sends the tokens of each step to the summary
-   thread as StepOutputs.
-4. The **process summary** thread detokenises, looks for stop strings and puts samples into the
-   request's channel. When it finds a stop string it posts Finished to the inbox, so that the
-   engine frees the sequence's pages.
-5. The last sample comes with the end: by token, length, stop string or abort. The id is free then.
-
-A request that continues an earlier output (``resume_token_ids``) differs in three places. The
-prepare stage makes those tokens the sequence's output and reads them as text; the constraint
-starts behind them; the summary thread continues that text without delivering it again.
-
-An abort ends a request that is still queued at once. For any other it sets a flag on the open
-request and posts AbortSequences to the inbox. The execution thread knows the sequence and finishes
-it, or sees the flag when the Admit comes, or the request has ended already and nothing happens.
-Aborts and tokens reach the summary thread through one queue, so no token follows the last sample.
-
-Adapters and weights
---------------------
-A request's adapter is looked up in ``submit_request``, and that version of it stays in memory until
-the request's last sample (driver/adapters/registry.py). The **load adapters** thread does what
-operators ask, one command after another: it reads files, posts AddAdapter to the inbox, and lets
-requests have the adapter once the execution thread has answered. A version that no name and no
-request has any more is removed by a RemoveAdapter, which is in the inbox behind every Admit with it.
-The **update weights** thread does the same with weights: it reads and checks those of one order at a
-time, and posts UpdateWeights, or FinishWake, to the inbox (driver/operations/weight_updates.py).
-
-Which thread waits for which
-----------------------------
-The prepare threads wait for requests, the compile threads for grammars, the summary thread for
-summaries, and the execution thread for a message when the engine is idle: without work no thread
-uses the processor. The load adapters and update weights threads wait for commands, for files, and
-for the execution thread's answer. Under load the execution thread waits for another, the summary
-thread, while the summary queue is full, and those that prepare wait for it, half a second at most,
-while enough is prepared. The summary and prepare threads write to the inbox, which is unbounded,
-and to channels, which must not block. A worker process answers or is killed by its alarm. So there
-is no circle of waits, and no deadlock.
-
-Errors of a request
--------------------
-An exception that one request causes in a stage ends that request with "internal" and a traceback
-in the log, and the stage continues (driver/stages/stage.py). Only a run of such errors, from
-several clients and with no success between, counts as a fault of the stage, and ends its thread.
-
-Errors of the device
---------------------
-When a step fails, or the logits of a row are not finite, the engine returns outputs with an error.
-The requests in them end with "internal" and the reason, all samples of a request together, and the
-other requests continue (engine/step/failures.py). A device that fails step after step ends the execution
-thread.
-
-The end
--------
-``stop`` closes the bounded queues, which ends every thread that waits in one, posts Stop, joins
-the threads and ends every open request with "stopped"; so it answers each command and tokenizer
-request that has no answer yet (driver/owed_answers.py). A thread that dies does the same as its
-last act, with "internal", and calls ``on_failure``. Only the first caller does it
-(driver/stages/driver_threads.py).
+The life of a request, which thread waits for which, and what an error ends are in
+docs/how-it-is-built.md: "A request's way".
 """
 
 import time
