@@ -1,34 +1,25 @@
 """The tensors of an assistant of Gemma 4, under the names that its parameters call for."""
 
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.models.heads.head_tensors import token_offsets
+from engine.models.heads.head_tensors import DrafterTensors, token_offsets
 from engine.models.weights.parameters import TOKENS
-from engine.models.weights.sources.tensor_source import HEAD, RenamedTensors, TensorInfo
+from engine.models.weights.sources.tensor_source import HEAD
 
 ORDERING = "masked_embedding.token_ordering"
 TABLES = ("model.embed_tokens.weight", HEAD)
 
 
-@dataclass(frozen=True)
-class AssistantTensors(RenamedTensors):
+class AssistantTensors(DrafterTensors):
     """A TensorSource. If tokens are in clusters, the rows of the tables are in their order."""
-
-    vocab_size: int
 
     def renamed(self, name: str) -> str | None:
         """See RenamedTensors."""
         return TOKENS if name == ORDERING else name
-
-    def info(self, name: str) -> TensorInfo:
-        """See TensorSource."""
-        info = super().info(name)
-        return replace(info, dtype=np.dtype(np.float32)) if name == TOKENS else info
 
     def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
         """See TensorSource. Raises ConfigurationError for an order that has no tokens, or one twice."""

@@ -18,22 +18,26 @@ UNUSED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
 @dataclass(frozen=True)
-class HeadTensors(RenamedTensors):
-    """A TensorSource: the head's as if it were a model of one layer.
+class DrafterTensors(RenamedTensors):
+    """A TensorSource, but for ``renamed``: what all that is trained to draft has in common.
 
     The tokens that it drafts come in float32, as all parameters are numbers with a fraction.
     """
 
     vocab_size: int
 
-    def renamed(self, name: str) -> str | None:
-        """See RenamedTensors."""
-        return None if name in UNUSED else head_name(name)
-
     def info(self, name: str) -> TensorInfo:
         """See TensorSource."""
         info = super().info(name)
         return replace(info, dtype=np.dtype(np.float32)) if name == TOKENS else info
+
+
+class HeadTensors(DrafterTensors):
+    """A TensorSource: the head's as if it were a model of one layer."""
+
+    def renamed(self, name: str) -> str | None:
+        """See RenamedTensors."""
+        return None if name in UNUSED else head_name(name)
 
     def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
         """See TensorSource. Raises ConfigurationError for drafts that are no tokens, or the same."""
