@@ -6,14 +6,13 @@ from typing import Any
 import msgspec
 
 from engine.models.requirements import require, require_one_of, without_nulls
-from engine.models.weights.published.packed import WORD, PackedTensor, Zeros, matrix, packed_weights
+from engine.models.weights.published.packed import WORD, WORDS, PackedTensor, Zeros, matrix, packed_weights
 from engine.models.weights.published.packings import Packing, Packings, group_size, packings
 from engine.models.weights.published.stored import Format, QuantisedTensor, companion
 from engine.models.weights.sources.tensor_source import TensorSource
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place in a word of each of its 8 outputs: it is packed from outputs 0, 2, 4, 6, 1, 3, 5, 7."""
-WORDS = ".qweight"
 BITS = (4,)
 
 
@@ -50,7 +49,7 @@ class AWQ:
 
     def tensors(self, source: TensorSource) -> dict[str, QuantisedTensor]:
         """See Format."""
-        return packed_weights(source, WORDS, self.packings, self._tensor)
+        return packed_weights(source, self.packings, self._tensor)
 
     def _tensor(self, source: TensorSource, name: str, packing: Packing) -> PackedTensor:
         words = f"{name}{WORDS}"

@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 
 from engine.models.requirements import require, require_one_of, without_nulls
-from engine.models.weights.published.packed import BITS, WORD, PackedTensor, Zeros, matrix, packed_weights
+from engine.models.weights.published.packed import BITS, WORD, WORDS, PackedTensor, Zeros, matrix, packed_weights
 from engine.models.weights.published.packings import Packing, Packings, group_size, packings
 from engine.models.weights.published.stored import Format, QuantisedTensor, companion, companion_if_any
 from engine.models.weights.sources.tensor_source import TensorSource
 
-WORDS = ".qweight"
 LAYOUTS = {"gptq": 1, "gptq_v2": 0}
 """What is added to each stored zero. For the first layout GPTQModel subtracts 1 from every number of
 a word by one subtraction of the word, so a zero of 0 borrows from the next number.
@@ -55,7 +54,7 @@ class GPTQ:
 
     def tensors(self, source: TensorSource) -> dict[str, QuantisedTensor]:
         """See Format."""
-        return packed_weights(source, WORDS, self.packings, self._tensor)
+        return packed_weights(source, self.packings, self._tensor)
 
     def _tensor(self, source: TensorSource, name: str, packing: Packing) -> PackedTensor:
         words = f"{name}{WORDS}"

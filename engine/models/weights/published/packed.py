@@ -14,6 +14,8 @@ from engine.models.weights.sources.tensor_source import TensorSource
 
 WORD = 32
 BITS = (4, 8)
+WORDS = ".qweight"
+"""What the name of a module's packed tensor ends in, by AWQ and by GPTQ."""
 
 
 def unpack(words: NDArray[np.int32 | np.uint32], bits: int, order: Sequence[int] = ()) -> NDArray[np.uint8]:
@@ -168,15 +170,14 @@ class PackedTensor:
 
 def packed_weights(
     source: TensorSource,
-    words: str,
     packings: Packings,
     packed: Callable[[TensorSource, str, Packing], PackedTensor],
 ) -> dict[str, QuantisedTensor]:
-    """The weights of all modules with a tensor that ends in ``words``; ``packed`` makes each.
+    """The weights of all modules with a tensor that ends in WORDS; ``packed`` makes each.
 
     A module that has such a tensor and ought to be plain is left out: it has no weight.
     """
-    modules = [name.removesuffix(words) for name in source.names if name.endswith(words)]
+    modules = [name.removesuffix(WORDS) for name in source.names if name.endswith(WORDS)]
     return {
         f"{module}.weight": packed(source, module, packing)
         for module in modules
