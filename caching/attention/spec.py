@@ -72,6 +72,16 @@ class PageTable:
     num_seqs: Array
     """[1] rows that are not padding."""
 
+    @property
+    def q_lens(self) -> Array:
+        """[rows] queries of each row; 0 in padding rows."""
+        return self.cu_q_lens[1:] - self.cu_q_lens[:-1]
+
+    @property
+    def num_decodes(self) -> Array:
+        """[] how many rows are in front of the first that has not one query."""
+        return jnp.sum(jnp.cumprod((self.q_lens == 1).astype(jnp.int32)), dtype=jnp.int32)
+
     def locate(self, num_tokens: int, page_size: int) -> tuple[Array, Array]:
         """Page and offset i32[num_tokens] of each token; padding tokens get the sink page."""
         token = jnp.arange(num_tokens, dtype=jnp.int32)

@@ -98,12 +98,11 @@ def _attend(
     The cost follows the rows' context: loops over blocks of keys end at the longest row. The
     softmax is a running one (Milakov and Gimelshein 2018).
     """
-    q_lens = table.cu_q_lens[1:] - table.cu_q_lens[:-1]
-    num_decodes = jnp.sum(jnp.cumprod((q_lens == 1).astype(jnp.int32)))
     q = (q.astype(jnp.float32) * np.float32(spec.scale)).astype(q.dtype)
     layer = _Layer(
         spec, pages, decode_block, None if sinks is None else sinks.astype(jnp.float32).reshape(pages.kv_heads, -1)
     )
+    num_decodes = table.num_decodes
     decoded = layer.decode_rows(q[: table.kv_lens.shape[0]], table, num_decodes)
     if q.shape[0] == 1:
         return decoded

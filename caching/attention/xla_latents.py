@@ -57,8 +57,7 @@ class XLALatentAttention:
         at_pages, offsets = view.table.locate(tokens, page_size)
         pages = view.pages.at[at_pages, 0, 0, offsets, :].set(new, mode="promise_in_bounds")
         heads = _Heads(spec, pages, view.table, inputs)
-        q_lens = view.table.cu_q_lens[1:] - view.table.cu_q_lens[:-1]
-        num_decodes = jnp.sum(jnp.cumprod((q_lens == 1).astype(jnp.int32)))
+        num_decodes = view.table.num_decodes
         decoded = heads.decode_rows(num_decodes, self.keys_a_turn)
         attended = decoded if tokens == 1 else heads.prefill_rows(decoded, num_decodes)
         return pages, attended.astype(dtype)

@@ -149,8 +149,7 @@ def _in_blocks_of_rows(attend: Callable[[Array, PageTable], Array], q: Array, ta
 
 def _from_window(table: PageTable, window: int, page_size: int) -> PageTable:
     """The table without the pages before each row's window: the kernel reads all that there are."""
-    q_lens = table.cu_q_lens[1:] - table.cu_q_lens[:-1]
-    firsts = jnp.maximum(table.kv_lens - q_lens - (window - 1), 0) // page_size
+    firsts = jnp.maximum(table.kv_lens - table.q_lens - (window - 1), 0) // page_size
     last = table.page_indices.shape[1] - 1
     places = jnp.minimum(firsts[:, None] + jnp.arange(last + 1, dtype=jnp.int32)[None, :], last)
     page_indices = jnp.take_along_axis(table.page_indices, places, axis=1, mode="promise_in_bounds")

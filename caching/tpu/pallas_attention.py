@@ -110,12 +110,10 @@ class PallasAttention:
         self, geometry: Geometry, spec: AttentionSpec, view: CacheView, q: Array, new: Array | None, sinks: Array | None
     ) -> tuple[Array, Array]:
         kv_pages, table = view.pages, view.table
-        q_lens = table.cu_q_lens[1:] - table.cu_q_lens[:-1]
-        decodes = jnp.sum(jnp.cumprod((q_lens == 1).astype(jnp.int32)), dtype=jnp.int32)
         scalars = (
             table.kv_lens,
             table.cu_q_lens,
-            jnp.concatenate([decodes[None], table.num_seqs]),
+            jnp.concatenate([table.num_decodes[None], table.num_seqs]),
         )
         tile = _tile(geometry)
         arrays = [geometry.table.padded(table.page_indices), q]

@@ -45,7 +45,7 @@ class FeaturePages:
         A row's first one lacks that. Within a page its own sequence has it from an earlier step,
         and this step may overwrite it; between pages another row of this step may write it.
         """
-        counts = table.cu_q_lens[1:] - table.cu_q_lens[:-1]
+        counts = table.q_lens
         starts = jnp.where(counts > 0, table.kv_lens - counts, 0)
         within = self.before(kept, table.page_indices, starts)
         kept, within = jax.lax.optimization_barrier((kept, within))  # read first: else XLA copies it
