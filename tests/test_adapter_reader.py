@@ -93,6 +93,8 @@ def test_half_precision_is_read_as_its_numbers(read):
         ({"target_modules": 7}, "cannot be read"),
         ({"peft_type": "IA3"}, "IA3"),
         ({"init_lora_weights": "pissa_niter_4"}, "pissa"),
+        ({"init_lora_weights": "OLoRA"}, "OLoRA may change the model"),
+        ({"init_lora_weights": "one of tomorrow"}, "one of tomorrow may change the model"),
         ({"an_option_of_tomorrow": {"rank": 2}}, "an_option_of_tomorrow"),
         ({"rank_pattern": {"(": 8}}, "no pattern"),
         ({"rank_pattern": {"q_proj": 0}}, "at least 1"),
@@ -121,6 +123,12 @@ def test_what_is_not_served_is_refused_by_its_name(read, option, words):
 def test_modules_are_named_in_all_ways_of_peft(read, options):
     """By ends, by an expression, by layers or all at once; what the model does not have may be named."""
     assert read(**options).rank == KIND.rank
+
+
+@pytest.mark.parametrize("value", [True, False, "gaussian", "Gaussian", "eva", "orthogonal"])
+def test_how_factors_began_does_not_matter_where_the_model_is_unchanged(read, value):
+    """What they were trained to is in the file."""
+    assert read(init_lora_weights=value).rank == KIND.rank
 
 
 @pytest.mark.parametrize("option", [{"target_modules": YEARS}, {"rank_pattern": {YEARS: 8}}])

@@ -39,8 +39,9 @@ TRAINING = frozenset(
     }
 )
 """Options that change nothing of what is computed with the tensors of the file."""
-CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Beginnings of ``init_lora_weights`` that change the weights of the model below the adapter."""
+KEEPS_BASE = ("gaussian", "eva", "orthogonal")
+"""Names of ``init_lora_weights``, in lower case, that leave the weights of the model below the adapter as they are.
+Those of pissa, olora, corda, loftq and lora_ga change them, and so may any other."""
 NAMINGS: tuple[Mapping[str, str], ...] = (
     {},
     *(
@@ -166,9 +167,9 @@ def _unserved(name: str, value: object) -> str | None:
     if name == "bias":
         return None if value == "none" else f"bias {value} is not served: none is"
     if name == "init_lora_weights":
-        changes = isinstance(value, str) and value.startswith(CHANGES_BASE)
+        keeps = value is True or (isinstance(value, str) and value.lower() in KEEPS_BASE)
         wish = "save it as an adapter of the unchanged model (PEFT's path_initial_model_for_weight_conversion)"
-        return f"init_lora_weights {value} changes the model's own weights: {wish}" if changes else None
+        return None if keeps else f"init_lora_weights {value} may change the model's own weights: {wish}"
     return f"{name} {value} is not served"
 
 
