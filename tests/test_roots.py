@@ -62,6 +62,14 @@ def test_links_are_followed_before_they_are_judged(root: Root) -> None:
         root.find("alice")
 
 
+def test_a_link_to_nothing_is_named(root: Root) -> None:
+    """The directory is there: what is said to be missing is the file."""
+    Path(str(root), "alice", "README.md").symlink_to("nowhere")
+
+    with pytest.raises(OutsideRoot, match=r"^alice/README.md is a link to a file that is not there$"):
+        root.find("alice")
+
+
 def test_a_pipe_is_not_read_for_ever(root: Root) -> None:
     """It is refused before anybody opens it."""
     os.mkfifo(Path(str(root), "alice", "adapter_model.safetensors"))

@@ -70,6 +70,8 @@ class Root:
         ever."""
         if entry.is_symlink() and not self._has(os.path.realpath(entry.path)):
             raise self._outside(f"{path}/{entry.name}")
+        if not Path(entry.path).exists():
+            raise OutsideRoot(f"{path}/{entry.name} is a link to a file that is not there")
         mode = entry.stat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise OutsideRoot(f"{path}/{entry.name} is no file")
