@@ -19,10 +19,10 @@ import zmq
 
 from driver.request import RequestOrder, UpdateMode
 from engine.live.weight_source import SharedArray
+from ipc.connection.call import request_frame
 from ipc.connection.session import Session, check_process, started_context
 from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed
 from ipc.wire.addresses import client_address, control_address
-from ipc.wire.codec import encode
 from ipc.wire.keys import client_key
 from ipc.wire.messages import AdaptersReply, Error, ListAdapters, MetricsReply, Ok, RequestsReply, StatusReply
 from ipc.wire.operations import (
@@ -255,7 +255,7 @@ class ControlClient:
 
     def _send(self, command: AskedMessage) -> None:
         check_process(self._process)
-        self._session.send(encode(command))
+        self._session.send(request_frame(command))
 
     def _reply(self, request_id: str) -> Ok | StatusReply | MetricsReply | RequestsReply | AdaptersReply:
         """The answer to a command that is sent; those to earlier ones that failed are passed."""

@@ -20,6 +20,7 @@ from raw_client import RawClient
 from driver.errors import Asleep, Draining, DriverError
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, QueueChannel
+from engine.live.weight_source import SharedArray
 from ipc.client import Client
 from ipc.commands import cli
 from ipc.control_client import ControlClient
@@ -237,6 +238,17 @@ def test_control_is_for_the_daemons_user_for_root_and_for_keys_made_for_it(tenan
     """Where keys are asked for, the key alone counts."""
     assert tenant.may_control is may
     assert tenant.may_look is (may or tenant.limits is None)
+
+
+def test_what_no_message_can_hold_is_refused_in_words(address: str) -> None:
+    """A shell's argument that is no UTF-8, and a number beyond 64 bits; the connection goes on."""
+    with serving(address, FakeDriver()), ControlClient(address) as control:
+        with pytest.raises(RequestFailed, match="half a surrogate pair"):
+            control.load_adapter("support", "\udcff")
+        with pytest.raises(RequestFailed, match=r"arrays\.a\.offset: a number is too large"):
+            control.update_shared({"a": SharedArray("object", 2**64, "float32", [1])})
+
+        assert control.status()["state"] == "serving"
 
 
 def test_the_log_level_is_changed_while_serving(address: str) -> None:

@@ -23,6 +23,7 @@ from ipc.wire.messages import (
     TokenizerInfoReply,
     Welcome,
 )
+from ipc.wire.operations import AskedMessage
 
 SingleQuestion = Tokenize | Detokenize | TokenizerInfo | ListAdapters
 """A request that has a single answer."""
@@ -129,8 +130,8 @@ class Call:
         return True
 
 
-def request_frame(message: Generate | SingleQuestion) -> bytes:
-    """Encode a message. Raises RequestFailed for what msgpack cannot hold."""
+def request_frame(message: Generate | SingleQuestion | AskedMessage) -> bytes:
+    """Encode a message of a client. Raises RequestFailed for what msgpack cannot hold."""
     try:
         return encode(message)
     except OverflowError as error:
@@ -158,5 +159,7 @@ def _too_large(value: object, where: str) -> Iterator[str]:
         case list():
             for place, inner in enumerate(value):
                 yield from _too_large(inner, f"{where}[{place}]")
+        case msgspec.Struct():
+            yield from _too_large(msgspec.structs.asdict(value), where)
         case int() if not -(1 << 63) <= value < 1 << 64:
             yield where
