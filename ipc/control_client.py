@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -168,7 +168,7 @@ class ControlClient:
         arrays = contiguous(weights)
         if shares_memory(self._address):
             with in_shared_memory(arrays) as shared:
-                return self._update(update(self._new_request_id(), arrays=shared))
+                return self._update_shared(shared, update)
         waiting: deque[str] = deque()
         for chunk in in_messages(arrays, iter(self._new_request_id, "")):
             self._send(chunk)
@@ -182,7 +182,7 @@ class ControlClient:
     def update_shared(self, arrays: Mapping[str, SharedArray]) -> int:
         """As ``update_weights`` with arrays that are in the shared memory of the daemon's machine,
         and belong to its user."""
-        return self._update(UpdateWeights(self._new_request_id(), arrays=dict(arrays)))
+        return self._update_shared(arrays, UpdateWeights)
 
     def reload(self) -> str:
         """Have the daemon read its configuration and its keys again; what it has taken over."""
@@ -247,6 +247,14 @@ class ControlClient:
         reply = self._ask(command)
         assert isinstance(reply, Ok) and reply.weight_version is not None
         return reply.weight_version
+
+    def _update_shared(self, arrays: Mapping[str, SharedArray], update: Callable[..., UpdateWeights]) -> int:
+        from ipc.connection.weight_transfer import in_parts
+
+        *parts, last = in_parts(arrays)
+        for part in parts:
+            self._command(UpdateWeights(self._new_request_id(), arrays=part, more=True))
+        return self._update(update(self._new_request_id(), arrays=last))
 
     def _ask(self, command: AskedMessage) -> Ok | StatusReply | MetricsReply | RequestsReply | AdaptersReply:
         """The daemon's answer, which may take its time."""

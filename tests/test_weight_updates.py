@@ -22,14 +22,15 @@ from driver.odriver import oDriver
 from driver.request import ActiveRequest, ReturnSample
 from engine.hub.roots import Root
 from engine.live.shared_arrays import open_shared
-from engine.live.weight_source import SHARED_MEMORY, SharedWeights, WeightArrays, WeightFiles
+from engine.live.weight_source import SHARED_MEMORY, SharedArray, SharedWeights, WeightArrays, WeightFiles
+from engine.request_limits import MAX_TENSOR_NAME_LENGTH, MAX_TENSORS
 from ipc.connection import weight_transfer
 from ipc.control_client import ControlClient
 from ipc.errors import RequestFailed
 from ipc.gateway.access.callers import Callers
 from ipc.gateway.operators import weights
 from ipc.server.weight_uploads import IDLE_LIMIT, WeightUploads
-from ipc.wire.operations import WeightChunk
+from ipc.wire.operations import UpdateWeights, WeightChunk
 
 PATIENCE = 300
 ARRAYS = {
@@ -483,6 +484,39 @@ def test_arrays_go_through_shared_memory_on_one_machine(
     source = driver.updates[0][0]
     assert isinstance(source, SharedWeights)
     assert not any(Path(SHARED_MEMORY, array.object_name).exists() for array in source.arrays.values())
+
+
+def test_more_tensors_than_a_message_holds_are_one_update(control: tuple[ControlClient, FakeDriver]) -> None:
+    """A mixture may have tens of thousands."""
+    client, driver = control
+    longest = f"{'x' * (MAX_TENSOR_NAME_LENGTH - 5)}{{:05}}"
+    many = {longest.format(at): np.zeros(1, np.float32) for at in range(2 * weight_transfer.TENSORS + 1)}
+
+    assert client.update_weights(many, mode="wait", name="many") == 2
+
+    ((source, *options),) = driver.updates
+    assert list(source.arrays) == list(many) and options == ["wait", False, "many"]
+    array = source.arrays[longest.format(0)]
+    client._command(UpdateWeights("some", arrays={"a": array}, more=True))
+    with pytest.raises(RequestFailed, match="a path or from shared memory, not from both"):
+        client.update_weights("step-1")
+    client._command(UpdateWeights("some", arrays={"a": array}, more=True))
+    assert client.update_shared({"b": array}) == 3 and list(driver.updates[-1][0].arrays) == ["a", "b"]
+    for wrong in (UpdateWeights("x", more=True), UpdateWeights("x", "step-1", {"a": array}, more=True)):
+        with pytest.raises(RequestFailed, match="for arrays alone"):
+            client._command(wrong)
+
+
+def test_tensors_that_a_client_has_named_go_with_it() -> None:
+    """They are of nobody else, and are as many as a checkpoint may have."""
+    uploads, arrays = WeightUploads(), {"a": SharedArray("object", 0, "F32", [1])}
+    uploads.add_shared(b"me", arrays)
+    assert uploads.take_shared(b"you", None) is None
+    uploads.lost(b"me")
+    assert uploads.take_shared(b"me", None) is None
+    with pytest.raises(InvalidRequest, match="at most"):
+        uploads.add_shared(b"me", dict.fromkeys(map(str, range(MAX_TENSORS + 1)), arrays["a"]))
+    assert uploads.take_shared(b"me", arrays) == arrays
 
 
 def test_what_killed_trainers_left_in_shared_memory_is_removed_and_nothing_else() -> None:

@@ -17,6 +17,8 @@ from ipc.wire.operations import WeightChunk
 IPC = "ipc://"
 CHUNK_BYTES = 2 * 2**20
 """Of a tensor in one message."""
+TENSORS = 4096
+"""Tensors in shared memory that one message names: an entry has up to about 800 bytes."""
 ALIGNMENT = 64
 PREFIX = "odriver-update-"
 """Of the names of objects."""
@@ -79,6 +81,12 @@ def _remove_abandoned() -> None:
                 path.unlink()
             finally:
                 os.close(descriptor)
+
+
+def in_parts(arrays: Mapping[str, SharedArray]) -> list[dict[str, SharedArray]]:
+    """What each of several messages has of them, of which there is one at least."""
+    entries = list(arrays.items())
+    return [dict(entries[begin : begin + TENSORS]) for begin in range(0, max(1, len(entries)), TENSORS)]
 
 
 def in_messages(arrays: Mapping[str, NDArray[Any]], request_ids: Iterator[str]) -> Iterator[WeightChunk]:

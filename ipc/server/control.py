@@ -193,6 +193,11 @@ class Control:
             case WeightChunk(name=name):
                 self._uploads.add(reply.identity, command, self._now)
                 return Ok(request_id, f"some of {name} is here")
+            case UpdateWeights(more=True, path=None, arrays=dict(arrays)):
+                self._uploads.add_shared(reply.identity, arrays)
+                return Ok(request_id, "further tensors are to come")
+            case UpdateWeights(more=True):
+                raise InvalidRequest("more says that further tensors in shared memory come: it is for arrays alone")
         self._begin(reply, command)
         return None
 
@@ -236,10 +241,10 @@ class Control:
 
     def _source(self, identity: bytes, command: UpdateWeights) -> WeightSource:
         """The new weights that are meant; raises InvalidRequest."""
-        match command:
-            case UpdateWeights(path=str(), arrays=dict()):
+        match command.path, self._uploads.take_shared(identity, command.arrays):
+            case str(), dict():
                 raise InvalidRequest("weights come from a path or from shared memory, not from both")
-            case UpdateWeights(path=str(path)):
+            case str(path), _:
                 if self._weights_root is None:
                     raise InvalidRequest(
                         "this daemon reads weights from no path: start it with --weights-root DIR, or send arrays"
@@ -248,7 +253,7 @@ class Control:
                     return WeightFiles(self._weights_root.find(path))
                 except OutsideRoot as refusal:
                     raise InvalidRequest(str(refusal)) from refusal
-            case UpdateWeights(arrays=dict(arrays)):
+            case _, dict(arrays):
                 return SharedWeights(arrays)
         return WeightArrays(self._uploads.take(identity))
 

@@ -1,6 +1,7 @@
 """Weights on their way from a client of the control socket, in messages. No socket or clock here."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,10 @@ from numpy.typing import NDArray
 
 from driver.errors import InvalidRequest, Overloaded
 from engine.errors import ConfigurationError
+from engine.live.weight_source import SharedArray
 from engine.memory.host_memory import available_bytes
 from engine.models.weights.sources.tensor_source import read_dtype
+from engine.request_limits import MAX_TENSORS
 from ipc.wire.operations import WeightChunk
 
 IDLE_LIMIT = 60.0
@@ -27,6 +30,8 @@ class WeightUploads:
         self._tensors: dict[str, NDArray[Any]] = {}
         self._missing: dict[str, int] = {}
         """By tensor, the bytes that have not come; they come in order."""
+        self._shared: dict[bytes, dict[str, SharedArray]] = {}
+        """By client, the tensors in shared memory that it has named so far."""
 
     def add(self, identity: bytes, chunk: WeightChunk, now: float) -> None:
         """Takes some bytes. Raises InvalidRequest, which ends the upload, and Overloaded."""
@@ -53,8 +58,23 @@ class WeightUploads:
                 raise InvalidRequest(f"{count:,} bytes of {name} have not come: send the weights again")
         return tensors
 
+    def add_shared(self, identity: bytes, arrays: Mapping[str, SharedArray]) -> None:
+        """Takes some tensors in shared memory, before further ones. Raises InvalidRequest, and forgets them then, if there
+        are too many."""
+        named = self._shared.setdefault(identity, {})
+        named |= arrays
+        if len(named) > MAX_TENSORS:
+            del self._shared[identity]
+            raise InvalidRequest(f"weights have at most {MAX_TENSORS:,} tensors")
+
+    def take_shared(self, identity: bytes, arrays: Mapping[str, SharedArray] | None) -> dict[str, SharedArray] | None:
+        """The last ones with those that came before, which are forgotten here; None if none are in shared memory."""
+        before = self._shared.pop(identity, None)
+        return None if before is None and arrays is None else {**(before or {}), **(arrays or {})}
+
     def lost(self, identity: bytes) -> None:
         """Forgets what a client has sent, which is gone."""
+        self._shared.pop(identity, None)
         if self._owner == identity:
             self._begin(None)
 

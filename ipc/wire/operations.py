@@ -101,6 +101,7 @@ class UpdateWeights(Message, frozen=True):
     """Has other weights served: those of ``path``, those in shared memory by tensor, or those of
     the connection's ``weight_chunk`` messages.
 
+    With ``more`` nothing is served yet: the connection's next one has further tensors in shared memory.
     Open requests are kept and go on with them, end first, or are ended. With ``keep_cache`` what
     the former weights have computed is not computed again. ``name`` is the operator's for them.
     """
@@ -111,6 +112,7 @@ class UpdateWeights(Message, frozen=True):
     mode: UpdateMode = "keep"
     keep_cache: bool = False
     name: Annotated[str, Meta(max_length=MAX_NAME_LENGTH, pattern=r"\A[ -~]*\Z")] = ""
+    more: bool = False
 
 
 class Reload(Message, frozen=True):
