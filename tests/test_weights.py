@@ -320,6 +320,21 @@ def test_a_broken_index_is_refused(tmp_path: Path, index: str) -> None:
         check_weights(directory)
 
 
+@pytest.mark.parametrize("name", ["../outside.safetensors", "{outside}", "below/outside.safetensors"])
+def test_an_index_leads_to_no_file_elsewhere(tmp_path: Path, name: str) -> None:
+    """What is read while a daemon serves is below a directory, and this is how a file there could lead out of it."""
+    outside = build_checkpoint(tmp_path / "outside") / "model.safetensors"
+    directory = build_checkpoint(tmp_path / "inside", files=2)
+    (directory / "below").mkdir()
+    for link in (directory / "below", tmp_path):
+        (link / "outside.safetensors").symlink_to(outside)
+    index = {"weight_map": dict.fromkeys(tensors_of(), name.format(outside=outside))}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    with pytest.raises(ConfigurationError, match="it may name files beside it alone"):
+        check_weights(directory)
+
+
 @pytest.mark.parametrize("keep", [slice(0), slice(5), slice(200), slice(-1), slice(1, None)])
 def test_a_damaged_file_is_named(tmp_path: Path, keep: slice) -> None:
     """A weight file that is empty, cut short or no safetensors at all is refused by name."""

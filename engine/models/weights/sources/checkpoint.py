@@ -120,11 +120,16 @@ def weight_files(directory: Path) -> list[Path]:
 def weight_names(directory: Path) -> list[str]:
     """The files that have a model's tensors, by what a directory has of them.
 
-    As in transformers an index beside ``model.safetensors`` is not read: it is of other files.
+    As in transformers an index beside ``model.safetensors`` is not read: it is of other files. Raises
+    ConfigurationError if an index names files that are not beside it.
     """
     if (directory / SINGLE_FILE).is_file() or not (directory / INDEX_FILE).is_file():
         return [SINGLE_FILE]
-    return sorted(set(read_json(directory / INDEX_FILE, _Index).weight_map.values()))
+    names = sorted(set(read_json(directory / INDEX_FILE, _Index).weight_map.values()))
+    for name in names:
+        if Path(name).name != name:  # it leads elsewhere, perhaps to where nothing may be read
+            raise ConfigurationError(f"{directory / INDEX_FILE} names {name}: it may name files beside it alone")
+    return names
 
 
 def config_file(directory: Path, kind: str = "a Hugging Face model") -> Path:
