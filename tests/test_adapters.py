@@ -12,20 +12,25 @@ from typing import Any
 
 import msgspec
 import pytest
+from adapter_files import ADAPTERS, AdapterKind, write_adapter
 from fake_driver import serving
 from fakes import FakeEngine, FakeTokenizer
 from test_driver import Listener, error_of, submit, text_of
 
+import engine.build
 from driver.adapters.commands import LoadAdapter, UnloadAdapter
 from driver.errors import Draining, InvalidRequest, NotFound, Overloaded
 from driver.odriver import oDriver
 from engine.adapters.adapter import Adapter
+from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.hub.names import DEMO_MODEL
 from engine.hub.roots import Root
 from engine.scheduling.sequence import Sequence, SequenceOutput
 from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.errors import RequestFailed
+from ipc.service import start_up
 
 NAMES = ("alice", "bob", "carol", "bad")
 RACERS = tuple(f"name{number}" for number in range(4))
@@ -365,6 +370,42 @@ def test_the_first_adapters_are_there_from_the_start(tmp_path: Path) -> None:
         begin(driver, LoadAdapter, "a")
     assert unload(driver, "a") == "the adapter a is unloaded"
     driver.stop("the test is over")
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("bob=nowhere", "bob: nowhere cannot be read: No such file"),
+        ("bob=/etc", "bob: /etc is not below adapter_root"),
+        ("a/b=alice", "a/b: 'a/b' can be no adapter's name"),
+        ("demo=alice", "demo: demo is the model itself"),
+        ("bob=dora", "bob: .*/dora: use_dora True is not served"),
+        ("bob=cut", "bob: .*/cut/adapter_model.safetensors ends before"),
+    ],
+)
+def test_faults_of_the_first_adapters_are_seen_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, why: str
+) -> None:
+    """That may take minutes, and a slip of the pen is in the path."""
+    write_adapter(tmp_path / "alice", "llama2", ADAPTERS["llama2"]["one layer"])
+    write_adapter(tmp_path / "dora", "llama2", AdapterKind("q_proj", 8, options={"use_dora": True}))
+    weights = write_adapter(tmp_path / "cut", "llama2", AdapterKind("q_proj", 8)) / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    built: list[EngineConfig] = []
+
+    def build_engine(config: EngineConfig, *_: object, **__: object) -> None:
+        built.append(config)
+        raise ConfigurationError("the model is loaded")
+
+    monkeypatch.setattr(engine.build, "build_engine", build_engine)
+    config = EngineConfig(
+        model=str(DEMO_MODEL), enable_lora=True, adapter_root=str(tmp_path), lora_modules=("alice=alice", module)
+    )
+
+    with pytest.raises(ConfigurationError, match=f"lora_modules: {why}"):
+        start_up.load(config, lambda _: None, lambda _: None, lambda _, __: None)
+
+    assert not built
 
 
 class InProcess:

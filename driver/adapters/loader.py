@@ -1,11 +1,12 @@
 """The thread that loads and unloads adapters: it reads files, so that no other has to wait."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from queue import Full
 
 from driver.adapters.commands import LoadAdapter, UnloadAdapter
-from driver.adapters.registry import AdapterRegistry
+from driver.adapters.registry import AdapterRegistry, check_name
 from driver.errors import DriverError, InvalidRequest, Overloaded
 from driver.request import done_sample, error_sample
 from driver.stages.queues import BoundedQueue, TurnQueue
@@ -19,6 +20,17 @@ logger = logging.getLogger(__name__)
 
 MAX_COMMANDS = 64
 """Commands that may wait: an operator's, each of which may read gigabytes."""
+
+
+def check_first(
+    modules: Mapping[str, str], root: Root | None, model_names: Collection[str], check: Callable[[str], None]
+) -> None:
+    """Raises ConfigurationError for adapters of the start that are seen to be at fault before the model is loaded, which
+    may take minutes. ``check`` raises AdapterError for a directory."""
+    for name, path in modules.items():
+        with _of_start(name):
+            check_name(name, model_names)
+            check(_directory(path, root))
 
 
 class AdapterLoader:
@@ -55,14 +67,12 @@ class AdapterLoader:
         They are below the root if there is one. ``add`` is the engine's. Raises ConfigurationError.
         """
         for name, path in modules.items():
-            try:
+            with _of_start(name):
                 self._registry.check_name(name)
                 self._registry.make_room(name)
-                adapter = self._read(path if self._root is None else self._root.find(path))
+                adapter = self._read(_directory(path, self._root))
                 self._send(adapter)
                 add(adapter)
-            except (DriverError, AdapterError, OutsideRoot, ConfigurationError) as error:
-                raise ConfigurationError(f"lora_modules: {name}: {error}") from error
             self._put(name, adapter, path, pin=True)
 
     def submit(self, command: LoadAdapter | UnloadAdapter) -> None:
@@ -125,3 +135,16 @@ class AdapterLoader:
         done = f"the adapter {command.name} is unloaded{open_ones}"
         logger.info("%s", done)
         return done
+
+
+@contextmanager
+def _of_start(name: str) -> Iterator[None]:
+    """What is wrong with an adapter that an operator names for the start is wrong with the configuration."""
+    try:
+        yield
+    except (DriverError, AdapterError, OutsideRoot, ConfigurationError) as error:
+        raise ConfigurationError(f"lora_modules: {name}: {error}") from error
+
+
+def _directory(path: str, root: Root | None) -> str:
+    return path if root is None else root.find(path)

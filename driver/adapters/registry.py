@@ -33,6 +33,17 @@ class LoadedAdapter:
     """Open requests that have it."""
 
 
+def check_name(name: str, model_names: Collection[str]) -> None:
+    """Raises InvalidRequest where no adapter of a model of these names can have this one."""
+    if not NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{name!r} can be no adapter's name: use up to 128 letters, digits, '.', '_' and '-', the first a letter "
+            "or digit"
+        )
+    if name in model_names:
+        raise InvalidRequest(f"{name} is the model itself: an adapter needs another name")
+
+
 class AdapterRow(msgspec.Struct, frozen=True):
     """An adapter as it is listed."""
 
@@ -109,13 +120,7 @@ class AdapterRegistry:
 
     def check_name(self, name: str) -> None:
         """Raises InvalidRequest where no adapter can have this name."""
-        if not NAME.fullmatch(name):
-            raise InvalidRequest(
-                f"{name!r} can be no adapter's name: use up to 128 letters, digits, '.', '_' and '-', the first a letter "
-                "or digit"
-            )
-        if self._is_model(name):
-            raise InvalidRequest(f"{name} is the model itself: an adapter needs another name")
+        check_name(name, self._model_names)
 
     def check_loadable(self, name: str, *, replace: bool) -> None:
         """Raises InvalidRequest or Overloaded where this cannot be loaded now."""

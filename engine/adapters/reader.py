@@ -81,6 +81,12 @@ class _Read:
         return np.pad(a, [*lead, (0, missing), (0, 0)]), np.pad(b, [*lead, (0, 0), (0, missing)])
 
 
+def check_files(directory: str) -> None:
+    """Raises AdapterError where a directory is seen to have no adapter that can be served, whatever the model."""
+    with _adapter_errors(directory), _opened(directory) as (content, _):
+        read_config(directory, content)
+
+
 class AdapterReader:
     """Reads adapters for the slots of an engine, on any thread."""
 

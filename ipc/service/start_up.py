@@ -110,9 +110,12 @@ def load(
     with heap_frozen(), postponing_signals():
         import driver.metrics.driver_metrics
         import driver.odriver  # noqa: F401
+        from driver.adapters.loader import check_first
+        from engine.adapters.reader import check_files
         from engine.build import build_engine
         from engine.hosts.other_processes import ALONE, OtherProcesses
 
+    check_first(config.lora_paths, root, config.served_model_name, check_files)
     background = ThreadPoolExecutor(1)
     tokenizer = background.submit(_load_tokenizer, config)
     background.shutdown(wait=False)
