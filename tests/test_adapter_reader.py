@@ -1,11 +1,14 @@
 """Adapters are read as PEFT writes them, or refused by the name of what is not served."""
 
 import json
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
+import regex
 from adapter_files import ADAPTERS, AdapterKind, adapter_tensors, fused_tensors, write_adapter
 from checkpoints import VARIANTS, build_checkpoint
 from loading import load
@@ -97,6 +100,8 @@ def test_half_precision_is_read_as_its_numbers(read):
         ({"init_lora_weights": "one of tomorrow"}, "one of tomorrow may change the model"),
         ({"an_option_of_tomorrow": {"rank": 2}}, "an_option_of_tomorrow"),
         ({"rank_pattern": {"(": 8}}, "no pattern"),
+        ({"rank_pattern": {"(?x)q_proj # not v_proj": 8}}, "no pattern"),
+        ({"rank_pattern": {"(?R)?q_proj": 8}}, "no pattern"),
         ({"rank_pattern": {"q_proj": 0}}, "at least 1"),
         ({"lora_alpha": 1e999}, "cannot be read"),
         ({"lora_alpha": 1e40}, "lora_alpha is too large"),
@@ -138,6 +143,23 @@ def test_a_pattern_that_would_take_years_is_refused(read, monkeypatch, option):
 
     with pytest.raises(AdapterError, match="takes too long"):
         read(**option)
+
+
+def test_a_pattern_for_each_module_is_compiled_once(read, monkeypatch):
+    """As EVA writes them: of a large model there are hundreds, and each may be matched with all modules."""
+    compiled = Counter()
+
+    def compile_and_count(pattern, **options):
+        compiled[pattern] += 1
+        return regex.compile(pattern, **options)
+
+    patterns._compiled.cache_clear()
+    monkeypatch.setattr(patterns, "regex", SimpleNamespace(compile=compile_and_count, error=regex.error))
+    ranks = {f"model.layers.{layer}.self_attn.{name}_proj": 16 for layer in range(200) for name in "qkvo"}
+
+    read(rank_pattern=ranks, target_modules=PROJECTIONS)
+
+    assert {compiled[rf"(.*\.)?({name})$"] for name in ranks} == {1}
 
 
 def test_a_layer_that_is_left_out_has_no_tensors(read):
