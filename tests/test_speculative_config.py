@@ -111,6 +111,10 @@ def test_without_the_setting_nothing_is_drafted() -> None:
         ('{"method": "draft_model", "num_speculative_tokens": 3, "model": "m", "models": "m"}', "`models`"),
         ("[]", "`object`"),
         ("ngram", "speculative_config must be JSON, such as {"),
+        (
+            '{"method": "\udcff"}',
+            "speculative_config must be JSON, such as {",
+        ),  # how Python has a byte that is no UTF-8
     ],
 )
 def test_a_wrong_key_is_named(given: str, complaint: str) -> None:

@@ -83,7 +83,7 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         return json.decode(text, type=SpeculativeConfig)
     except ValidationError as error:
         raise ConfigurationError(f"speculative_config: {error}") from error
-    except DecodeError as error:
+    except (DecodeError, UnicodeEncodeError) as error:
         raise ConfigurationError(
             f"speculative_config must be JSON, such as {EXAMPLE}, not {text!r}: {error}"
         ) from error
