@@ -193,6 +193,18 @@ def test_what_fails_ahead_does_not_fail_the_text(masked_tokenizer, monkeypatch):
     assert ahead.advance(forced[2:3]) == plain.advance(forced[2:3]) and ahead.look_ahead([]) == ([], 0, [])
 
 
+def test_a_guess_of_what_the_tokenizer_lacks_ends_before_that(masked_tokenizer, monkeypatch):
+    """A model may have more ids than its tokenizer, and a prompt or a draft model such an id."""
+    monkeypatch.setattr(grammar_matcher.time, "process_time", lambda: 0.0)
+    ahead = build_grammar(masked_tokenizer, {"regex": "[a-z]{20}"}).begin(MOST_DRAFTS)
+    letter, lacking = masked_tokenizer.tokenizer.tokenize_str("a"), VOCAB_SIZE - 1
+    assert ahead.advance(letter) is not None
+
+    for guess in ([lacking], [*letter, lacking, *letter], letter * 6 + [lacking]):
+        expected, _, _ = ahead.look_ahead(guess)
+        assert expected == list(takewhile(lambda token_id: token_id != lacking, guess))
+
+
 def spoil(matcher: Matcher):
     """As a limit of llguidance does."""
     assert not matcher._matcher.consume_token(EOS)

@@ -56,6 +56,10 @@ class MaskedTokenizer:
         _check(matcher)
         return itertools.takewhile(lambda token_id: token_id < self._vocab_size, forced)
 
+    def known(self, guess: list[int]) -> list[int]:
+        """A guess up to a token that the tokenizer lacks, which llguidance takes for an error."""
+        return list(itertools.takewhile(lambda token_id: token_id < self.tokenizer.vocab_size, guess))
+
 
 class Grammar:
     """A compiled grammar, of an encoded GrammarJob; raises GrammarError."""
@@ -116,7 +120,7 @@ class Matcher:
             return [], 0, []
         began, expected, num_forced, masks = time.process_time(), list[int](), 0, list[bytes]()
         try:
-            forced = self._forced_tokens()
+            forced, guess = self._forced_tokens(), self._tokenizer.known(guess)
             follows = guess[: len(forced)] == forced
             expected, masks = self._read_ahead(guess if follows else forced, len(forced), began)
             num_forced = len(forced)
