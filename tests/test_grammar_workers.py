@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from grammar_constraints import (
     ENDLESS,
+    LIMITS,
     PATIENCE,
     advance,
     allowed,
@@ -22,12 +23,14 @@ from grammar_constraints import (
     running,
     worker_of,
 )
+from msgspec import structs
 from test_scheduler import build_sequence
 from tokenizer_files import build_byte_level, write_tokenizer
 
 from driver.errors import DriverError, DriverStopped, Overloaded
 from driver.grammars import constraint as grammar_constraint
 from driver.grammars.compiler import LAST
+from driver.grammars.matcher_pool import Allowance
 from driver.grammars.workers import Worker
 from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.scheduling.constraints.awaited_masks import AwaitedMasks
@@ -101,6 +104,27 @@ def test_what_breaks_its_worker_ends_its_own_request_and_nobody_elses(
             assert constraint.error is None and not constraint.internal and allowed(constraint) == [b]
             advance(constraint, b)
             assert allowed(constraint) == [a]
+    capfd.readouterr()  # what the broken ones have to say
+
+
+def test_what_breaks_its_worker_ahead_of_the_text_does_not_end_the_text(tokenizer, monkeypatch, capfd):
+    """A guess may lead where a grammar breaks and the text never comes; without drafts it would not break there."""
+    text, (x,) = [tokenizer.encode(letter)[0] for letter in "abcd"], tokenizer.encode("x")
+    program = f"import sys; sys.path[:] = {{path!r}}; from crashing_grammars import main; main({x}, {x}, {x})"
+    monkeypatch.setattr("driver.grammars.workers.PROGRAM", program)
+    limits = structs.replace(LIMITS, num_speculative_tokens=3, prompt_lookup=(1, 1))
+    with running(tokenizer, limits) as grammars:
+        grammar = grammars.compile(grammars.job(StructuredOutputsParams(regex="[a-z]{9}")), LAST)
+        assert grammar is not None
+        prompt = grammars.index([token_id for letter in text for token_id in (letter, x)])
+        constraint = grammars.constraint(grammar, Allowance(heavy=False), [], LAST, None, prompt)
+        assert constraint is not None
+
+        advance(constraint, *text)
+
+        assert constraint.error is None and text[0] in allowed(constraint)
+        assert constraint.allowance.ended_workers
+        constraint.close()
     capfd.readouterr()  # what the broken ones have to say
 
 

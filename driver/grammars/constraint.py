@@ -73,7 +73,8 @@ class GrammarConstraint:
     @property
     def beginning(self) -> bytes:
         """The body of BEGIN that makes its matcher again."""
-        return pack_beginning(self._job, self._num_drafts, self._tokens.tobytes())
+        num_drafts = 0 if self.allowance.ended_workers else self._num_drafts
+        return pack_beginning(self._job, num_drafts, self._tokens.tobytes())
 
     def advance(self, *token_ids: int, guess: Sequence[int] = ()) -> None:
         """Reads the next tokens, and asks about those of a guess; returns at once."""

@@ -4,8 +4,9 @@ A worker has the matchers of many sequences and answers one frame after the othe
 could delay or end the others. A request whose grammar is slow or large moves to a worker for heavy
 grammars. When a worker ends, which the daemon learns from its socket, the oldest frame without an
 answer is what it was working on: the request of that frame is heavy from then on, and fails if it
-happens again, unless a SIGKILL shows that something else ended the worker. All other matchers
-start again in another worker, from the tokens of their constraints; only their masks are late.
+happens again, unless a SIGKILL shows that something else ended the worker. It looks ahead no more,
+as it may have broken where its text never comes. All other matchers start again in another worker,
+from the tokens of their constraints; only their masks are late.
 """
 
 import itertools
@@ -64,6 +65,12 @@ class Allowance:
     def spent(self) -> bool:
         """Whether the request must fail."""
         return self._debt > MAX_DEBT or self._crashes >= MAX_CRASHES or self._kills >= MAX_KILLS
+
+    @property
+    def ended_workers(self) -> bool:
+        """Whether a worker ended while it worked for the request. Its next matchers look ahead no more: that
+        may be why, and its text can do without."""
+        return self._crashes + self._kills > 0
 
     def charge(self, seconds: float, kibibytes: int) -> None:
         """Counts the cost of one answer: processor time, and growth of the worker's peak size."""
