@@ -166,6 +166,7 @@ def test_a_file_where_we_may_not_look_is_none_of_ours(
         ("ODRIVER_MAX_SEQS", "4", "unknown setting 'ODRIVER_MAX_SEQS' in the environment: did you mean 'ODRIVER_MAX_NUM_SEQS'?"),
         ("ODRIVER_PAGE_SIZE", "many", "ODRIVER_PAGE_SIZE must be a whole number, not 'many'"),
         ("ODRIVER_CONFIG", "/nowhere", "cannot read the configuration /nowhere"),
+        ("ODRIVER_SERVED_MODEL_NAME", "one,caf\udce9", r"served_model_name must be UTF-8, not 'caf\udce9' (served_model_name comes from"),
     ],
 )  # fmt: skip
 def test_a_wrong_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str, value: str, complaint: str) -> None:

@@ -25,6 +25,7 @@ import msgspec
 from caching import instruction_set
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.setting_fields import require_setting
 from ipc.service.configuration import DaemonConfig
 from ipc.service.http_config import HttpConfig
 from ipc.wire.configured import FILE_VARIABLE, config_file, read_toml
@@ -148,10 +149,13 @@ def held(flags: Mapping[str, Any]) -> dict[str, SettingValue]:
     if path is not None:
         found |= read_file(path)
     found |= _variables()
-    return found | {
+    found |= {
         name: SettingValue(tuple(value) if isinstance(value, list) else value, SETTINGS[name].flag)
         for name, value in given.items()
     }
+    with _telling_sources(found):
+        _check_texts(found)
+    return found
 
 
 def configs(found: Mapping[str, SettingValue]) -> tuple[EngineConfig, DaemonConfig, HttpConfig]:
@@ -199,6 +203,21 @@ def _telling_sources(found: Mapping[str, SettingValue]) -> Iterator[None]:
         yield
     except ConfigurationError as error:
         raise ConfigurationError(with_sources(str(error), found)) from error
+
+
+def _check_texts(found: Mapping[str, SettingValue]) -> None:
+    """Texts are those that a message to a client can hold, which a command line's bytes need not be."""
+    for name, (value, _) in found.items():
+        for text in value if isinstance(value, tuple) else (value,):
+            require_setting(not isinstance(text, str) or _is_utf8(text), name, "UTF-8", repr(text))
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_file(path: Path) -> dict[str, SettingValue]:
