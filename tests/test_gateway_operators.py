@@ -37,15 +37,15 @@ def test_an_operator_puts_a_daemon_to_sleep_and_wakes_it(address: str, driver: F
     """The answer is the daemon's, when it is done; whether it sleeps is told to every caller."""
     with gateway(address, callers=Callers(api_keys)) as http:
         told = []
-        for path in ("/sleep?level=1", "/wake_up", "/reset_prefix_cache?model=parrot"):
+        for path in ("/sleep?level=1", "/wake_up", "/reset_prefix_cache?model=parrot&reset_external=true"):
             answer = http.post(path, headers=OPS)
             sleeping = http.get("/is_sleeping", headers=ALICE).json()
-            told.append((answer.status_code, answer.text, sleeping))
+            told.append((answer.status_code, answer.json(), sleeping["is_sleeping"]))
 
     assert told == [
-        (200, "asleep\n", {"is_sleeping": True}),
-        (200, "serving\n", {"is_sleeping": False}),
-        (200, "forgotten\n", {"is_sleeping": False}),
+        (200, {"level": 1, "message": "asleep", "status": "sleeping"}, True),
+        (200, {"status": "awake", "tags": None, "message": "serving"}, False),
+        (200, {"message": "forgotten", "success": True}, False),
     ]
     assert driver.state == "serving"
 
@@ -87,6 +87,9 @@ def test_commands_refuse_what_they_would_not_read(address: str, driver: FakeDriv
         answers = [
             http.post("/sleep?depth=1", headers=OPS),
             http.post("/sleep?level=7", headers=OPS),
+            http.post("/sleep?mode=abort", headers=OPS),
+            http.post("/reset_prefix_cache?reset_running_requests=true", headers=OPS),
+            http.post("/reset_prefix_cache?reset_external=all", headers=OPS),
             http.post("/sleep", headers=OPS, json={"level": 1}),
             http.post("/sleep?model=owl", headers=OPS),
         ]
@@ -94,6 +97,9 @@ def test_commands_refuse_what_they_would_not_read(address: str, driver: FakeDriv
     assert [(one.status_code, one.json()["error"]["param"]) for one in answers] == [
         (400, "depth"),
         (400, "level"),
+        (400, "mode"),
+        (400, "reset_running_requests"),
+        (400, "reset_external"),
         (400, None),
         (404, "model"),
     ]
@@ -106,10 +112,10 @@ def test_a_command_is_for_all_daemons(tmp_path: Path, api_keys: Path) -> None:
     addresses = [f"ipc://{tmp_path}/{name}.sock" for name in ("owl", "parrot", "nobody")]
     with serving(addresses[0], owl, model="owl"), serving(addresses[1], parrot):
         with gateway(*addresses[:2], callers=Callers(api_keys)) as http:
-            assert http.post("/sleep?model=owl", headers=OPS).text == "asleep\n"
+            assert http.post("/sleep?model=owl", headers=OPS).json()["message"] == "asleep"
             assert (owl.state, parrot.state) == ("asleep", "serving")
             assert http.get("/is_sleeping", headers=OPS).json() == {"is_sleeping": False}
-            assert http.post("/sleep", headers=OPS).text == "asleep\nasleep\n"
+            assert http.post("/sleep", headers=OPS).json()["message"] == "asleep\nasleep"
             assert http.get("/is_sleeping", headers=OPS).json() == {"is_sleeping": True}
         with gateway(*addresses, timeout=0.5, callers=Callers(api_keys)) as http:
             while (owl.state, parrot.state) != (

@@ -627,7 +627,7 @@ def test_trainers_update_weights_over_http_in_four_phases(
     with gateway(address, callers=Callers(api_keys)) as http:
         nccl = {"init_info": {"master_address": "10.0.0.1"}}
         told = [
-            (answer.status_code, answer.text)
+            (answer.status_code, answer.json())
             for answer in (
                 http.post("/init_weight_transfer_engine", headers=OPS, json=nccl),
                 http.post("/init_weight_transfer_engine", headers=OPS, json={"init_info": {}}),
@@ -637,7 +637,7 @@ def test_trainers_update_weights_over_http_in_four_phases(
                 http.post("/start_weight_update", headers=OPS, json={"is_checkpoint_format": True}),
                 http.post("/update_weights", headers=OPS, json=info("a")),
                 http.post("/update_weights", headers=OPS, json=info("b")),
-                http.post("/finish_weight_update", headers=OPS),
+                http.post("/finish_weight_update", headers=OPS, json={"weight_version": None}),
                 http.post("/update_weights", headers=OPS, json={"update_info": {"path": "step-1"}}),
                 http.post("/resume", headers=OPS),
                 http.post("/update_weights", json=info("a")),
@@ -646,8 +646,11 @@ def test_trainers_update_weights_over_http_in_four_phases(
         ]
 
     assert [status for status, _ in told] == [400, 200, 200, 200, 409, 200, 200, 200, 200, 200, 200, 401, 400]
-    assert "not by master_address" in told[0][1] and told[3][1] == '{"is_paused":true}'
-    assert (told[8][1], told[9][1]) == ("version 2 of the weights is served\n", "version 3 of the weights is served\n")
+    assert "not by master_address" in told[0][1]["error"]["message"]
+    assert (told[2][1]["status"], told[3][1], told[10][1]["status"]) == ("paused", {"is_paused": True}, "resumed")
+    assert [told[number][1]["message"] for number in (8, 9)] == [
+        f"version {at} of the weights is served" for at in (2, 3)
+    ]
     assert driver.paused_with == ("keep", False)
     (gathered, *_), _ = driver.updates
     assert isinstance(gathered, SharedWeights) and list(gathered.arrays) == ["a", "b"]
@@ -682,8 +685,8 @@ def test_an_operator_neither_adds_to_anothers_update_nor_ends_it(
         dropped = http.post("/finish_weight_update", headers=OPS)
 
     assert {(answer.status_code, answer.json()["error"]["code"]) for answer in refused} == {(409, "conflict")}
-    assert finished.text == "version 2 of the weights is served\n"
-    assert at_once.text == "version 3 of the weights is served\n" and dropped.status_code == 409
+    assert finished.json() == {"message": "version 2 of the weights is served"}
+    assert at_once.json() == {"message": "version 3 of the weights is served"} and dropped.status_code == 409
     sources = [source for source, *_ in driver.updates]
     assert [list(source.arrays) for source in sources if isinstance(source, SharedWeights)] == [["a"], ["b"]]
 
@@ -707,7 +710,7 @@ def test_all_phases_of_an_update_are_for_the_model_that_its_start_names(tmp_path
 
         def post(path: str, **body: Any) -> tuple[int, str]:
             answer = http.post(path, headers=OPS, **({"json": body} if "finish" not in path else {}))
-            return answer.status_code, answer.json()["error"]["message"] if answer.is_error else answer.text
+            return answer.status_code, (answer.json()["error"] if answer.is_error else answer.json())["message"]
 
         unknown = post("/start_weight_update?model=hen")
         post("/start_weight_update?model=owl")
@@ -723,8 +726,8 @@ def test_all_phases_of_an_update_are_for_the_model_that_its_start_names(tmp_path
     named = "model must be that of the start of the update, which is {}, not {}"
     assert unknown[0] == 404
     assert of_another == [(400, named.format("'owl'", "'parrot'"))] * 2
-    assert gathered == [(200, "gathered\n")] * 2
-    assert finished == (200, "version 2 of the weights is served\n") and of_owl == (1, 0)
+    assert gathered == [(200, "gathered")] * 2
+    assert finished == (200, "version 2 of the weights is served") and of_owl == (1, 0)
     assert of_one == (400, named.format("none", "'owl'"))
     assert of_all[0] == 200 and (len(owl.updates), len(parrot.updates)) == (2, 1)
 

@@ -41,6 +41,13 @@ async def read(request: Request, kind: type[Body]) -> Body:
     return decoded(await _bytes(request), kind)
 
 
+async def read_if_any(request: Request, kind: type[Body]) -> Body:
+    """The same; without a body its defaults."""
+    headers = request.headers
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    return await read(request, kind) if has_body else kind()
+
+
 async def read_nothing(request: Request) -> None:
     """Raises BodyError for a body that says anything, as nothing would read it."""
     if (await _bytes(request)).strip() not in (b"", b"{}"):

@@ -11,7 +11,7 @@ from ipc.gateway.endpoints import chat_completions, completions, health, metrics
 from ipc.gateway.endpoints.chat_chunks import ChatChunk
 from ipc.gateway.endpoints.refused import refuse_embeddings
 from ipc.gateway.operators import lora_adapters, sleeping, weights
-from ipc.gateway.operators.operator_commands import MODEL
+from ipc.gateway.operators.operator_commands import MODEL, Done
 from ipc.gateway.responses_api.response_requests import ResponseRequest
 from ipc.openai.answer_bodies import ChatCompletion, TextCompletion
 from ipc.openai.request_bodies import ChatCompletionRequest, CompletionRequest
@@ -53,6 +53,7 @@ def _command(
     path: str,
     what: str,
     run: Callable[[Request], Awaitable[Response]],
+    answer: type[Struct] | str,
     *query: str,
     body: Any = None,
     errors: tuple[int, ...] = (),
@@ -60,7 +61,7 @@ def _command(
     """A command of an operator, with the errors that all have as well; what is not in a body is a part of the
     address."""
     errors = (404, *errors, 413, *_OF_DAEMONS)
-    return Operation(path, what, run, TEXT, body, None, errors, query=(*query, MODEL), acts=True, for_operators=True)
+    return Operation(path, what, run, answer, body, None, errors, query=(*query, MODEL), acts=True, for_operators=True)
 
 
 OPERATIONS = [
@@ -124,16 +125,16 @@ OPERATIONS = [
     Operation("/load", "How much the daemons have to do", health.load, health.Load, errors=_OF_DAEMONS),
     Operation("/version", "Which oDriver this is", health.show_version, health.Version, public=True),
     Operation("/is_sleeping", "Whether the daemons sleep", sleeping.is_sleeping, sleeping.Sleeping, errors=_OF_DAEMONS),
-    _command("/sleep", "Free the memory of pages", sleeping.sleep, "level"),
-    _command("/wake_up", "Take it again, and serve", sleeping.wake_up, "tags"),
+    _command("/sleep", "Free the memory of pages", sleeping.sleep, sleeping.Slept, "level", "mode"),
+    _command("/wake_up", "Take it again, and serve", sleeping.wake_up, sleeping.Woken, "tags"),
     Operation("/is_paused", "Whether the daemons are paused", weights.is_paused, weights.Paused, errors=_OF_DAEMONS),
-    _command("/pause", "Compute nothing until /resume", weights.pause, "mode", "clear_cache"),
-    _command("/resume", "Go on after /pause", weights.resume),
+    _command("/pause", "Compute nothing until /resume", weights.pause, weights.Changed, "mode", "clear_cache"),
+    _command("/resume", "Go on after /pause", weights.resume, weights.Changed),
     Operation(
         "/init_weight_transfer_engine",
         "Nothing to set up; refuses transports that are not there",
         weights.init_weight_transfer_engine,
-        weights.Message,
+        Done,
         weights.InitWeightTransfer,
         errors=(413,),
         for_operators=True,
@@ -142,7 +143,7 @@ OPERATIONS = [
         "/start_weight_update",
         "Gather new weights",
         weights.start_weight_update,
-        weights.Message,
+        Done,
         weights.StartWeightUpdate,
         errors=(404, 409, 413, *_OF_DAEMONS),
         query=(MODEL,),
@@ -152,19 +153,40 @@ OPERATIONS = [
         "/update_weights",
         "Serve new weights, or gather them",
         weights.update_weights,
-        TEXT,
+        Done,
         weights.UpdateWeightsBody,
         errors=(404, 409, 413, *_OF_DAEMONS),
         query=(MODEL,),
         for_operators=True,
     ),
     _command(
-        "/finish_weight_update", "Serve the weights that were gathered", weights.finish_weight_update, errors=(409,)
+        "/finish_weight_update",
+        "Serve the weights that were gathered",
+        weights.finish_weight_update,
+        Done,
+        errors=(409,),
     ),
-    _command("/reset_prefix_cache", "Forget the pages of prompts", sleeping.reset_prefix_cache),
-    _command("/v1/load_lora_adapter", "Load an adapter", lora_adapters.load, body=lora_adapters.LoadLoRAAdapterRequest),
     _command(
-        "/v1/unload_lora_adapter", "Unload one", lora_adapters.unload, body=lora_adapters.UnloadLoRAAdapterRequest
+        "/reset_prefix_cache",
+        "Forget the pages of prompts",
+        sleeping.reset_prefix_cache,
+        sleeping.Emptied,
+        "reset_running_requests",
+        "reset_external",
+    ),
+    _command(
+        "/v1/load_lora_adapter",
+        "Load an adapter",
+        lora_adapters.load,
+        TEXT,
+        body=lora_adapters.LoadLoRAAdapterRequest,
+    ),
+    _command(
+        "/v1/unload_lora_adapter",
+        "Unload one",
+        lora_adapters.unload,
+        TEXT,
+        body=lora_adapters.UnloadLoRAAdapterRequest,
     ),
     Operation("/metrics", "The daemons' numbers", metrics.show, metrics.TEXT, errors=(502, 503)),
 ]

@@ -4,7 +4,7 @@ from functools import partial
 
 from msgspec import Struct
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from ipc.control_client import ControlClient
 from ipc.gateway.bodies import read
@@ -36,11 +36,15 @@ async def load(request: Request) -> Response:
     def command(control: ControlClient) -> str:
         return control.load_adapter(body.lora_name, body.lora_path, replace=body.load_inplace)
 
-    return await commanded(request, command)
+    return _said(await commanded(request, command))
 
 
 async def unload(request: Request) -> Response:
     """Unload one; requests that are open go on with it."""
     parameters(request)
     body = await read(request, UnloadLoRAAdapterRequest)
-    return await commanded(request, partial(ControlClient.unload_adapter, name=body.lora_name))
+    return _said(await commanded(request, partial(ControlClient.unload_adapter, name=body.lora_name)))
+
+
+def _said(lines: str) -> Response:
+    return PlainTextResponse(f"{lines}\n")

@@ -1,13 +1,13 @@
 """Sending an operator's command to daemons, over a control connection with the caller's key."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from threading import Thread
 
+from msgspec import Struct
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
 
 from ipc.control_client import ControlClient
 from ipc.gateway.access.authentication import caller_of
@@ -18,17 +18,24 @@ from ipc.openai.translation import check_model
 
 MODEL = "model"
 """The parameter of every command that says which daemons are meant; without it all are."""
+SWITCHES = {"true": True, "false": False, "1": True, "0": False}
 Command = Callable[[ControlClient], str]
 """Does it at one daemon, and waits; says for people what has been done."""
 
 
-async def commanded(request: Request, command: Command) -> Response:
+class Done(Struct, frozen=True):
+    """What has been done: ``ordered``'s lines."""
+
+    message: str
+
+
+async def commanded(request: Request, command: Command) -> str:
     """Have it done at each daemon that the address means; otherwise as ``ordered``."""
     return await ordered(request, await meant(request, request.query_params.get(MODEL)), command)
 
 
-async def ordered(request: Request, daemons: list[RemoteDaemon], command: Command) -> Response:
-    """Have it done at each of these; a line of text for each.
+async def ordered(request: Request, daemons: list[RemoteDaemon], command: Command) -> str:
+    """Have it done at each of these, which say what they have done, a line each.
 
     Raises OdriverError where one of them refuses or is away; the others have done it.
     """
@@ -40,7 +47,7 @@ async def ordered(request: Request, daemons: list[RemoteDaemon], command: Comman
     for outcome in done:
         if isinstance(outcome, BaseException):
             raise outcome
-    return PlainTextResponse("".join(f"{text}\n" for text in done))
+    return "\n".join(map(str, done))
 
 
 def parameters(request: Request, *names: str) -> dict[str, str]:
@@ -51,6 +58,14 @@ def parameters(request: Request, *names: str) -> dict[str, str]:
             known = " and ".join((*names, MODEL))
             raise BodyError(f"unknown parameter {name!r}: this has {known}", name)
     return given
+
+
+def switch(name: str, given: Mapping[str, str], default: str = "false") -> bool:
+    """A parameter that is true or false. Raises BodyError for anything else."""
+    value = given.get(name, default).lower()
+    if value not in SWITCHES:
+        raise BodyError(f"{name} must be true or false, not {value}", name)
+    return SWITCHES[value]
 
 
 async def meant(request: Request, model: str | None) -> list[RemoteDaemon]:

@@ -8,19 +8,19 @@ itself.
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from driver.request import UpdateMode
 from engine.live.weight_source import SharedArray
 from ipc.control_client import ControlClient
 from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.answers import json_answer
-from ipc.gateway.bodies import read, read_nothing
-from ipc.gateway.operators.operator_commands import MODEL, commanded, meant, ordered, parameters
+from ipc.gateway.bodies import read, read_if_any, read_nothing
+from ipc.gateway.operators.operator_commands import MODEL, Done, commanded, meant, ordered, parameters, switch
 from ipc.gateway.upstream.daemons import Daemons
 from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 from ipc.openai.question import BodyError
@@ -28,13 +28,19 @@ from ipc.openai.question import BodyError
 MODES: Mapping[str, UpdateMode] = {"abort": "abort", "wait": "wait", "keep": "keep"}
 IDLE_LIMIT = 60.0
 """Seconds without a word of an update's operator, after which another one's may begin."""
-SWITCHES = {"true": True, "false": False, "1": True, "0": False}
 
 
 class Paused(Struct, frozen=True):
     """Whether all daemons are paused."""
 
     is_paused: bool
+
+
+class Changed(Struct, frozen=True):
+    """What ``/pause`` or ``/resume`` has done."""
+
+    status: Literal["paused", "resumed"]
+    message: str
 
 
 class InitWeightTransfer(Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +70,12 @@ class UpdateWeightsBody(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of ``/update_weights``."""
 
     update_info: UpdateInfo
+
+
+class FinishWeightUpdate(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``/finish_weight_update``. Daemons number their weights themselves."""
+
+    weight_version: None = None
 
 
 class Gathered:
@@ -124,19 +136,18 @@ async def pause(request: Request) -> Response:
     """Compute nothing until ``/resume``; ``mode`` says what becomes of open requests."""
     await read_nothing(request)
     given = parameters(request, "mode", "clear_cache")
-    mode, clear = given.get("mode", "abort"), given.get("clear_cache", "true").lower()
+    mode, clears = given.get("mode", "abort"), switch("clear_cache", given, "true")
     if mode not in MODES:
         raise BodyError(f"mode must be abort, wait or keep, not {mode}", "mode")
-    if clear not in SWITCHES:
-        raise BodyError(f"clear_cache must be true or false, not {clear}", "clear_cache")
-    return await commanded(request, partial(ControlClient.pause, mode=MODES[mode], clear_cache=SWITCHES[clear]))
+    message = await commanded(request, partial(ControlClient.pause, mode=MODES[mode], clear_cache=clears))
+    return json_answer(Changed("paused", message))
 
 
 async def resume(request: Request) -> Response:
     """Go on."""
     await read_nothing(request)
     parameters(request)
-    return await commanded(request, ControlClient.resume)
+    return json_answer(Changed("resumed", await commanded(request, ControlClient.resume)))
 
 
 async def is_paused(request: Request) -> Response:
@@ -155,7 +166,7 @@ async def init_weight_transfer_engine(request: Request) -> Response:
         raise BodyError(
             f"init_info must be empty: weights come from a path or from shared memory, not by {names}", "init_info"
         )
-    return _message("Weight transfer initialized")
+    return json_answer(Done("Weight transfer initialized"))
 
 
 async def start_weight_update(request: Request) -> Response:
@@ -168,7 +179,9 @@ async def start_weight_update(request: Request) -> Response:
         )
     await meant(request, model)
     is_left = _gathered(request).start(caller_of(request).name, model)
-    return _message(f"Weight update started{', and what an earlier one had sent is dropped' if is_left else ''}")
+    return json_answer(
+        Done(f"Weight update started{', and what an earlier one had sent is dropped' if is_left else ''}")
+    )
 
 
 async def update_weights(request: Request) -> Response:
@@ -181,23 +194,22 @@ async def update_weights(request: Request) -> Response:
         if gathered.is_started or info.names:
             raise BodyError("a path has all weights: name no tensors, and start no update", "update_info")
         path = info.path
-        return await commanded(request, lambda control: _version(control.update_weights(path)))
+        return json_answer(Done(await commanded(request, lambda control: _version(control.update_weights(path)))))
     tensors = _tensors(info)
     if not gathered.is_started:
-        return await commanded(request, lambda control: _version(control.update_shared(tensors)))
+        return json_answer(Done(await commanded(request, lambda control: _version(control.update_shared(tensors)))))
     gathered.add(tensors)
-    return PlainTextResponse("gathered\n")
+    return json_answer(Done("gathered"))
 
 
 async def finish_weight_update(request: Request) -> Response:
     """Write what has been gathered, for the model that its start named."""
-    await read_nothing(request)
+    await read_if_any(request, FinishWeightUpdate)
     model, gathered = parameters(request).get(MODEL), _gathered(request)
     gathered.go_on(caller_of(request).name, model)
     tensors = gathered.take()
-    return await ordered(
-        request, await meant(request, gathered.model), lambda control: _version(control.update_shared(tensors))
-    )
+    daemons = await meant(request, gathered.model)
+    return json_answer(Done(await ordered(request, daemons, lambda control: _version(control.update_shared(tensors)))))
 
 
 def _gathered(request: Request) -> Gathered:
@@ -221,13 +233,3 @@ def _tensors(info: UpdateInfo) -> dict[str, SharedArray]:
 
 def _version(version: int) -> str:
     return f"version {version} of the weights is served"
-
-
-class Message(Struct, frozen=True):
-    """What has been done."""
-
-    message: str
-
-
-def _message(text: str) -> Response:
-    return json_answer(Message(text))
