@@ -204,6 +204,7 @@ def test_calls_do_not_depend_on_how_a_text_comes(text: str, places: list[int], r
         ("glm45-0", "<tool_call>add<arg_key>days</arg_key><arg_value>\n3 </arg_value></tool_call>", [("add", {"days": 3})]),
         ("glm45-0", "<tool_call>now</tool_call><tool_call>sub</tool_call>", [("now", {}), "<tool_call>sub</tool_call>"]),
         ("pythonic-0", "[add(days=-1.5e3, free={'a': (True, None)}, city='it\\'s \\u00fc'), now()]", [("add", {"days": -1500.0, "free": {"a": [True, None]}, "city": "it's ü"}), ("now", {})]),
+        ("pythonic-0", "[add(city='\\ud83d\\ude00'), add(city=\"\\ud83d!\")]", [("add", {"city": "\U0001f600"}), ("add", {"city": "\ufffd!"})]),
         ("pythonic-0", "[add(1)]", ["[add(1)]"]),
         ("pythonic-0", "[now(), rm()]", ["[now(), rm()]"]),
         ("pythonic-0", "<|python_start|>[now()]<|python_end|> Done.", [("now", {}), "Done."]),

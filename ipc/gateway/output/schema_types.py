@@ -60,5 +60,6 @@ def _definition(reference: str, root: Mapping[str, Any]) -> Any:
 
 
 def quoted(text: str) -> str:
-    """A JSON string; half a surrogate pair becomes U+FFFD."""
-    return msgspec.json.encode(text.encode(errors="surrogatepass").decode(errors="replace")).decode()
+    """A JSON string; a surrogate pair becomes its character, and half of one U+FFFD."""
+    whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return msgspec.json.encode(whole).decode()
