@@ -348,6 +348,21 @@ def test_a_long_head_is_refused_however_it_comes(http: httpx.Client) -> None:
         assert said.count(b"HTTP/1.1 400 ") == 1 and b"headers may have 65536 bytes" in said
 
 
+def test_an_answer_that_has_begun_takes_no_other_into_it(http: httpx.Client, driver: FakeDriver) -> None:
+    """What is no request behind it ends the connection, and its own request."""
+    with connect(http, post(b'{"prompt": "hold", "stream": true}')) as asked:
+        request = driver.take()
+        driver.say(request, "word", [4])
+        said = asked.recv(10_000)
+        while b"word" not in said:
+            said += asked.recv(10_000)
+
+        asked.sendall(b"NONSENSE\r\n\r\n")
+
+        assert rest_of(asked) == b""
+    assert driver.aborted.get(timeout=PATIENCE) == request.request_id
+
+
 @pytest.mark.parametrize(
     "head",
     [

@@ -127,8 +127,14 @@ class Protocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn, with a less specific message."""
-        self._refuse(400, "invalid_request", self._why_bad or msg)
+        """Called by uvicorn, with a less specific message. An answer that has begun takes no other into it: the
+        connection ends."""
+        if self.pipeline or (
+            self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        ):
+            self._close()
+        else:
+            self._refuse(400, "invalid_request", self._why_bad or msg)
 
     def pause_writing(self) -> None:
         """Called by asyncio."""
