@@ -385,6 +385,12 @@ def test_a_body_is_taken_as_it_is(http: httpx.Client, coding: str, status: int) 
     assert http.post(TEXT, json={"prompt": "x"}, headers=headers).status_code == status
 
 
+def test_a_byte_order_mark_is_none_of_a_body(http: httpx.Client) -> None:
+    """Editors on Windows write it."""
+    json = {"Content-Type": "application/json"}
+    assert http.post(TEXT, content=b'\xef\xbb\xbf{"prompt": "x"}', headers=json).status_code == 200
+
+
 # Users.
 
 

@@ -1,5 +1,6 @@
 """Reading the body of a request."""
 
+import codecs
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -38,7 +39,8 @@ async def read(request: Request, kind: type[Body]) -> Body:
         raise BodyError(
             f"a body must not be encoded, not even as {coding!r}", status=415, code="unsupported_media_type"
         )
-    return decoded(await _bytes(request), kind)
+    body = await _bytes(request)
+    return decoded(body.removeprefix(codecs.BOM_UTF8), kind)  # which editors on Windows put in front of a file
 
 
 async def read_if_any(request: Request, kind: type[Body]) -> Body:
