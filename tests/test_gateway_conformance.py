@@ -442,11 +442,45 @@ def test_a_number_that_no_type_holds_is_named(http: httpx.Client, fields: str, p
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
 
 
+def test_a_whole_number_may_have_a_point(http: httpx.Client, driver: ScriptedDriver) -> None:
+    """JSON knows no integers: some languages write 8 as 8.0. What is in a schema stays as it is written."""
+    schema = '{"type": "integer", "maximum": 8.0}'
+    form = f'{{"type": "json_schema", "json_schema": {{"name": "n", "schema": {schema}}}}}'
+    said = '"messages": [{"role": "user", "content": "x"}]'
+
+    http.post(CHAT, content=f'{{{said}, "max_tokens": 8.0, "seed": 1e2, "response_format": {form}}}')
+    refused = http.post(CHAT, content=f'{{{said}, "max_tokens": 8.5}}')
+
+    params = driver.submitted[0].params
+    assert (params["max_tokens"], params["seed"]) == (8, 100) and type(params["max_tokens"]) is int
+    assert '"maximum": 8.0' in params["structured_outputs"]["grammar"]
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        ({"n": 1}, "messages is missing", "messages"),
+        (chat("x", tools=[{"type": "function"}]), "tools[0].function is missing", "tools[0].function"),
+        (chat("x", structured_outputs={}), "structured_outputs must be exactly one of", "structured_outputs"),
+        (chat("x", functions=None, no_such=1), "unknown parameter 'no_such'", "no_such"),
+    ],
+)
+def test_a_refusal_names_the_field_that_is_wrong(
+    http: httpx.Client, body: dict[str, Any], message: str, param: str
+) -> None:
+    """Also one that is not there, once, and not a null beside it that is as good as none."""
+    error = http.post(CHAT, json=body).json()["error"]
+
+    assert error["message"].startswith(message) and error["param"] == param
+
+
 def test_what_vllms_clients_write_of_its_defaults_is_taken(http: httpx.Client) -> None:
     """It asks for nothing."""
     body = chat("x", echo=False, truncation_side="left", session_id="s", use_beam_search=False)
 
     assert http.post(CHAT, json=body).status_code == 200
+    assert http.post("/tokenize", json={"prompt": "x", "return_token_strs": False}).status_code == 200
 
 
 def test_a_request_can_be_named_in_its_body(http: httpx.Client) -> None:

@@ -45,8 +45,11 @@ FREE = (
     *("logit_bias", "metadata", "client_metadata"),
 )
 """Fields in which a null is one."""
+EXACT = 2.0**53
+"""From here on a float may stand for another whole number."""
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?")
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?")
 _WRONG = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`", re.DOTALL)
 _NO_CHOICE = re.compile(r"Invalid enum value (?P<value>.*)", re.DOTALL)
 _JSON = {"True": "true", "False": "false"}
@@ -111,21 +114,24 @@ def _as(body: dict[str, Any] | bytes, kind: type[Body]) -> Body:
         if isinstance(body, bytes):
             return msgspec.json.decode(body, type=kind)
         return msgspec.convert(body, kind, str_keys=True)
-    except msgspec.ValidationError:
-        with suppress(msgspec.ValidationError):  # of a number that no type holds as well
+    except msgspec.ValidationError as error:
+        try:
             given = msgspec.json.decode(body) if isinstance(body, bytes) else body
-            return msgspec.convert(_without_nulls(given), kind, str_keys=True)
-        raise
+        except msgspec.ValidationError:  # of a number that no type holds as well
+            raise error from None
+    return msgspec.convert(_plain(given), kind, str_keys=True)
 
 
-def _without_nulls(body: Any) -> Any:
-    """A body without its members that are null, such as those that are not known here; those of a schema and the
-    like belong to it."""
+def _plain(body: Any) -> Any:
+    """A body without its members that are null, such as those that are not known here, and with whole numbers such as
+    8.0 as integers, as which JSON does not tell them apart; what is in a schema and the like belongs to it."""
     if isinstance(body, list):
-        return [_without_nulls(part) for part in body]
+        return [_plain(part) for part in body]
+    if isinstance(body, float) and body.is_integer() and abs(body) < EXACT:
+        return int(body)
     if not isinstance(body, dict):
         return body
-    return {name: value if name in FREE else _without_nulls(value) for name, value in body.items() if value is not None}
+    return {name: value if name in FREE else _plain(value) for name, value in body.items() if value is not None}
 
 
 def body_of(
@@ -187,6 +193,9 @@ def _body_error(said: str, kind: type) -> BodyError:
     if (unknown := _UNKNOWN.fullmatch(said)) is not None:
         name = ".".join(filter(None, (unknown["path"], unknown["name"])))
         return BodyError(f"unknown parameter {name!r}", name)
+    if (missing := _MISSING.fullmatch(said)) is not None:
+        name = ".".join(filter(None, (missing["path"], missing["name"])))
+        return BodyError(f"{name} is missing", name)
     if (wrong := _WRONG.fullmatch(said)) is not None:
         where = f"a key of {wrong['path']}" if wrong["key"] else wrong["path"] or "the body"
         if (choice := _NO_CHOICE.fullmatch(wrong["what"])) and (values := allowed_values(kind, wrong["path"])):
@@ -194,5 +203,6 @@ def _body_error(said: str, kind: type) -> BodyError:
             return BodyError(
                 f"{where} must be {allowed}, not {_JSON.get(choice['value'], choice['value'])}", wrong["path"]
             )
-        return BodyError(f"{where}: {wrong['what'][:1].lower()}{wrong['what'][1:]}", wrong["path"] or None)
+        why = f"{wrong['what'][:1].lower()}{wrong['what'][1:]}"
+        return BodyError(why if why.startswith(where) else f"{where}: {why}", wrong["path"] or None)
     return BodyError(f"the body is not what it should be: {said}")

@@ -1,6 +1,6 @@
 """``/tokenize``, ``/detokenize`` and ``/tokenizer_info``, as vLLM has them."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -28,6 +28,7 @@ class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
+    return_token_strs: Literal[False] | None = None
 
 
 class Tokens(Struct, frozen=True):
