@@ -173,6 +173,22 @@ def test_what_was_answered_is_the_next_input(client: openai.OpenAI, submitted: l
     ]
 
 
+def test_what_is_said_behind_a_call_is_of_its_turn(client: openai.OpenAI, submitted: list[ActiveRequest]) -> None:
+    """The next message is the call's result, as chat templates want it. What was said after results is a turn of its
+    own."""
+    call = {"type": "function_call", "name": "add", "arguments": "{}", "call_id": "c"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "3"}
+    said = [{"role": "assistant", "content": text} for text in ("I add.", " Wait.", "It is 3.", "Well.")]
+    turns: Any = [said[0], call, said[1], result, said[2], said[3], {"role": "user", "content": "So?"}]
+
+    client.responses.create(model="parrot", input=turns)
+
+    messages = submitted[-1].messages or []
+    assert [message["role"] for message in messages] == ["assistant", "tool", "assistant", "assistant", "user"]
+    assert [message["content"] for message in messages] == ["I add. Wait.", "3", "It is 3.", "Well.", "So?"]
+    assert [called["id"] for called in messages[0]["tool_calls"]] == ["c"]
+
+
 class Sum(pydantic.BaseModel):
     """What is asked for in a form."""
 

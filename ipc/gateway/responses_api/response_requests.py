@@ -196,8 +196,10 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
             if message is None:
                 continue
             if message["role"] == "assistant" and messages and _goes_on(messages[-1], message):
-                calls = messages[-1].get("tool_calls", []) + message.pop("tool_calls", [])
-                messages[-1] |= message | ({"tool_calls": calls} if calls else {})
+                turn = messages[-1]
+                for name, nothing in (("content", ""), ("tool_calls", [])):
+                    if name in message:
+                        turn[name] = turn.get(name, nothing) + message[name]
             else:
                 messages.append(message)
         return [{"content": "", **message} for message in messages]
@@ -241,6 +243,8 @@ def _text(parts: str | list[Part] | None) -> str:
 
 
 def _goes_on(turn: dict[str, Any], message: dict[str, Any]) -> bool:
-    """Whether that is still of the same turn: thoughts come first in one, and calls last."""
-    said = "content" in turn or "tool_calls" in turn
-    return turn["role"] == "assistant" and "reasoning_content" not in message and not ("content" in message and said)
+    """Whether that is still of the same turn: thoughts come first in one, and what is said behind calls is of theirs, as
+    their results come next."""
+    if turn["role"] != "assistant" or "reasoning_content" in message:
+        return False
+    return "content" not in message or "content" not in turn or "tool_calls" in turn
