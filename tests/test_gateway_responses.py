@@ -1,6 +1,7 @@
 """``/v1/responses`` as the ``openai`` client sees it, over a driver that says what it is told to."""
 
 import asyncio
+import codecs
 import itertools
 import re
 from collections.abc import Iterator
@@ -10,11 +11,17 @@ import httpx
 import openai
 import pydantic
 import pytest
-from fake_driver import PATIENCE, serving
+from fake_driver import PATIENCE, FakeDriver, serving
 from test_gateway_tools import ScriptedDriver, client_of
+from tokenizer_files import TOOL_TEMPLATE
 
 from driver.errors import Overloaded
-from driver.request import ActiveRequest
+from driver.request import ActiveRequest, Logprob, ReturnSample, Usage
+from ipc.gateway.output.output_parser import OutputParser
+from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningParser
+from ipc.gateway.output.tool_call_parser import ToolCallParser
+from ipc.gateway.output.tool_formats import HERMES
+from ipc.gateway.responses_api.content_tokens import ContentTokens
 
 TOOLS: Any = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}]
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -187,6 +194,56 @@ def test_what_is_said_behind_a_call_is_of_its_turn(client: openai.OpenAI, submit
     assert [message["role"] for message in messages] == ["assistant", "tool", "assistant", "assistant", "user"]
     assert [message["content"] for message in messages] == ["I add. Wait.", "3", "It is 3.", "Well.", "So?"]
     assert [called["id"] for called in messages[0]["tool_calls"]] == ["c"]
+
+
+SAID = [b"I ", b"a", b"dd\xc3", b"\xa9", b" ", b".\n"]
+TOKENS = [
+    *(b"<think>", b"\nI a", b"dd.\n", b"</thi", b"nk>", b"\n\n"),
+    *SAID,
+    *(b"<tool_call>", b'{"name": "add", ', b'"arguments": {', b'"a": "I add"}}', b"</tool_call>"),
+]
+LOGPROBS = [{number: Logprob(-0.5, 1, token.decode(errors="replace"), token)} for number, token in enumerate(TOKENS)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 99])
+def test_log_probabilities_are_those_of_the_tokens_of_the_content(size: int) -> None:
+    """However many tokens a piece has: of neither thoughts, calls nor the marks between."""
+    thoughts, calls = ReasoningParser(REASONING_FORMATS["qwen3"], opened=None), ToolCallParser(HERMES, {"add": None})
+    parser, content = OutputParser(thoughts, calls, hides_reasoning=False), ContentTokens()
+    decoder = codecs.getincrementaldecoder("utf-8")()
+
+    taken = []
+    for first in range(0, len(TOKENS), size):
+        content.add(LOGPROBS[first : first + size])
+        for event in parser.feed(decoder.decode(b"".join(TOKENS[first : first + size]))):
+            taken += content.take(event)
+
+    assert [TOKENS[number] for token in taken for number in token] == SAID
+
+
+def test_a_piece_may_have_thoughts_and_content(address: str) -> None:
+    """As a client that reads slowly gets them; the content has its log-probabilities."""
+    driver = FakeDriver()
+    driver.tokenizer_info = {"chat_template": TOOL_TEMPLATE}
+    with serving(address, driver):
+        for client in client_of(address):
+            driver.submit_request = lambda request: request.channel.put(  # type: ignore[method-assign]
+                ReturnSample(
+                    request_id=request.request_id,
+                    text=b"".join(TOKENS).decode(),
+                    token_ids=list(range(len(TOKENS))),
+                    logprobs=LOGPROBS,
+                    finish_reason="stop",
+                    usage=Usage(1, len(TOKENS)),
+                )
+            )
+            answer = client.responses.create(
+                model="parrot", input="x", tools=TOOLS, include=["message.output_text.logprobs"]
+            )
+
+    (part,) = next(item for item in answer.output if item.type == "message").content
+    assert part.type == "output_text" and part.text == "I add\xe9 ."
+    assert [bytes(one.bytes) for one in part.logprobs or []] == SAID
 
 
 class Sum(pydantic.BaseModel):

@@ -70,6 +70,11 @@ def text_length(tokens: list[TokenLogprobs]) -> int:
     return sum(_length(next(iter(token.values()))) for token in tokens)
 
 
+def text_of(tokens: list[TokenLogprobs]) -> str:
+    """Their own texts together."""
+    return b"".join(bytes(_bytes(next(iter(token.values())))) for token in tokens).decode(errors="replace")
+
+
 def _length(one: Logprob) -> int:
     """Characters that begin in a token: of one in several tokens the first has it."""
     if one.token_bytes is None:

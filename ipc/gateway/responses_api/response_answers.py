@@ -9,7 +9,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from driver.request import Usage
 from ipc.gateway.endpoints.answering import Answering
-from ipc.gateway.output.output_events import Content, OutputEvent, Reasoning
+from ipc.gateway.output.output_events import OutputEvent, Reasoning
+from ipc.gateway.responses_api.content_tokens import ContentTokens
 from ipc.gateway.responses_api.response_items import Event, OutputItems
 from ipc.gateway.responses_api.response_requests import (
     FunctionTool,
@@ -83,8 +84,7 @@ class ResponseAnswer:
         self._usage: dict[str, Any] | None = None
         self._timings: AnswerTimings | UnsetType = UNSET
         self._weight_versions: list[tuple[int, int]] | UnsetType = UNSET
-        self._logprobs: list[Any] = []
-        """Log-probabilities of tokens that no event has reported yet."""
+        self._tokens = ContentTokens()
         self.reasoning = ""
         self.length = 0
         """Characters of the whole text."""
@@ -97,7 +97,7 @@ class ResponseAnswer:
     def take(self, piece: Piece) -> Iterator[Event]:
         """The events of a piece of the completion."""
         self.length += len(piece.text)
-        self._logprobs += self._shown(piece)
+        self._tokens.add(piece.logprobs)
         events = self._parser.feed(piece.text)
         if piece.finish_reason is not None:
             events += self._parser.end()
@@ -167,14 +167,8 @@ class ResponseAnswer:
     def _take(self, event: OutputEvent) -> Iterator[Event]:
         if isinstance(event, Reasoning):
             self.reasoning += event.text
-        logprobs, self._logprobs = self._logprobs, []
-        return self._output.take(event, logprobs if isinstance(event, Content) else [])
-
-    def _shown(self, piece: Piece) -> list[Any]:
-        if not piece.logprobs:
-            return []
-        logprobs: list[Any] = msgspec.to_builtins(chat_logprobs(piece.logprobs, self._format).content)
-        return logprobs
+        logprobs = chat_logprobs(self._tokens.take(event), self._format).content
+        return self._output.take(event, msgspec.to_builtins(logprobs))
 
     def _numbered(self, event: Event) -> Event:
         self._num_events += 1
