@@ -89,6 +89,8 @@ class OpenRequests:
         self._release = release
         self._serials = itertools.count()
         self._by_request_id: dict[str, OpenRequest] = {}
+        self._bearers: dict[str, OpenRequest] = {}
+        """The same by sequence id: who removes a request here frees its id."""
         self._owed: dict[str, OpenRequest] = {}
         self._when_none: deque[Callable[[], None]] = deque()
 
@@ -109,16 +111,23 @@ class OpenRequests:
         return list(self._owed.values())
 
     def find(self, request_id: str) -> OpenRequest | None:
-        """The open request of that id, if there is one."""
+        """The open request of that id, if there is one: the last, if others of it are aborted."""
         return self._by_request_id.get(request_id)
 
     def add(self, request: ActiveRequest) -> OpenRequest:
-        """Opens the request; raises DuplicateRequest if its id is in use."""
+        """Opens the request; raises DuplicateRequest if its id is in use.
+
+        That of an aborted request is not: a client may have been told of its end already, or has
+        begun anew, and is to hear of the new one alone.
+        """
         added = OpenRequest(
             request, f"{request.request_id}#{next(self._serials)}", num_prompt_tokens=request.estimated_tokens
         )
-        if self._by_request_id.setdefault(request.request_id, added) is not added:
-            raise DuplicateRequest(f"request id {request.request_id!r} is in use until its last sample")
+        while (bearer := self._by_request_id.setdefault(request.request_id, added)) is not added:
+            if not bearer.aborted:
+                raise DuplicateRequest(f"request id {request.request_id!r} is in use until its last sample")
+            self._free_id(bearer)
+        self._bearers[added.sequence_id] = added
         self._owed[added.sequence_id] = added
         return added
 
@@ -161,9 +170,14 @@ class OpenRequests:
         """Frees the request's id. True for one caller only, who must deliver the last sample."""
         if self._owed.pop(request.sequence_id, None) is None:
             return False
-        del self._by_request_id[request.request_id]
+        self._free_id(request)
         self._release(request)
         return True
+
+    def _free_id(self, request: OpenRequest) -> None:
+        """A second time changes nothing: another request may have the id by then."""
+        if self._bearers.pop(request.sequence_id, None) is not None:
+            del self._by_request_id[request.request_id]
 
     def _call_when_none(self) -> None:
         with suppress(IndexError):

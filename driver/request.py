@@ -158,7 +158,7 @@ class QueueChannel:
 class ActiveRequest:
     """One request of a client, by a ``prompt`` (text or token ids) or by ``messages``.
 
-    ``request_id`` is free again when the last sample is delivered. ``params`` are fields of
+    ``request_id`` is free again when the request is aborted, or its last sample is delivered. ``params`` are fields of
     SamplingParams by name, unchecked. The scheduler is fair between clients, and within the share
     of a ``client`` between its users; ``user`` is the client's name for one of them. Requests
     share the pages of a common prefix within one ``tenant`` only. ``messages``, ``tools`` and

@@ -7,6 +7,7 @@ from fake_driver import PATIENCE
 from fakes import FakeEngine, FakeTokenizer
 from test_driver import build_driver, submit, text_of
 
+from driver.errors import DuplicateRequest
 from driver.odriver import oDriver
 from driver.request import QueueChannel, Usage
 from engine.scheduling.sequence import SequenceStatus
@@ -151,3 +152,25 @@ def test_a_late_token_does_not_reach_the_next_request_of_the_same_id() -> None:
         gate.release(100)
 
         assert text_of(list(new)) == "newne"
+
+
+def test_the_id_of_an_aborted_request_is_free_before_its_end() -> None:
+    """Who has turned away from a request may use its id at once; each of the two ends once, and an abort is of the later."""
+    tokenizer = HeldTokenizer()
+    driver = oDriver(FakeEngine(), tokenizer)
+    driver.start()
+
+    old = submit(driver)
+    assert tokenizer.asked.wait(timeout=PATIENCE)
+    driver.abort("a")
+    new = submit(driver)
+    with pytest.raises(DuplicateRequest):
+        submit(driver)
+    num_open = driver.status().open_requests
+    tokenizer.let_go.set()
+
+    assert [sample.finish_reason for sample in old] == ["abort"]
+    assert text_of(list(new)) == "abcab"
+    assert num_open == 2 and driver.status().open_requests == 0
+    assert not driver.abort("a") and text_of(list(submit(driver))) == "abcab"
+    driver.stop("the test is over")
