@@ -140,6 +140,19 @@ def test_a_request_is_a_span_with_its_phases_below_it(collector: Collector) -> N
     assert (refused.name, refused.status.message, refused.trace_id.hex()) == ("request", "draining", TRACE)
 
 
+def test_a_number_that_no_span_holds_is_left_out(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
+    """A client that asks for the impossible writes no traceback into the log."""
+    traces = RequestTraces(collector.endpoint)
+    with build_driver() as driver:
+        driver.observe(partial(traces.ended, "parrot"))
+        error_of(submit(driver, params={"max_tokens": 2**64 - 1, "n": 2, "top_p": -1e300}))
+    traces.close()
+
+    told = attributes(collector.take(1)["request"])
+    assert told["gen_ai.request.n"] == 2 and "gen_ai.request.max_tokens" not in told
+    assert caplog.messages == []
+
+
 def test_a_span_names_the_adapter_of_its_request(collector: Collector) -> None:
     """As the model that answered, with its version."""
     traces = RequestTraces(collector.endpoint)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 FLUSH_TIMEOUT = 1.0
 """Seconds that the last spans have to leave when the daemon ends."""
 _NUMBERS = ("temperature", "top_p", "top_k", "max_tokens", "n")
+_LEAST, _BEYOND = -(1 << 63), 1 << 63
+"""What OTLP holds of integers: for another it writes a traceback into the log, and a refused request
+may have any."""
 
 
 class RequestTraces:
@@ -92,8 +95,8 @@ def _attributes(
     yield "gen_ai.latency.e2e", now - request.received_at
     params: dict[str, Any] = request.request.params
     for name in _NUMBERS:
-        if isinstance(params.get(name), int | float):
-            yield f"gen_ai.request.{name}", params[name]
+        if isinstance(value := params.get(name), int | float) and _LEAST <= value < _BEYOND:
+            yield f"gen_ai.request.{name}", value
     if last.finish_reason is not None:
         yield "gen_ai.response.finish_reasons", [last.finish_reason]
     if last.usage is not None:
