@@ -72,6 +72,12 @@ def test_what_should_not_be_is_said() -> None:
     assert "nothing has got done in the execution stage for 9 s" in text
 
 
+def test_a_daemon_that_does_not_serve_says_so() -> None:
+    """One that is paused, or drains, looks like one without work otherwise."""
+    assert "the daemon is paused" in shown(build_status(), build_status(state="paused"))
+    assert "the daemon is" not in shown(build_status(), build_status(state="serving"))
+
+
 def test_no_name_is_markup() -> None:
     """Neither a model's nor a client's, and neither moves the cursor."""
     text = shown(

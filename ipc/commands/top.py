@@ -121,6 +121,8 @@ def _clients(now: Status) -> list[RenderableType]:
 def _warnings(now: Status) -> list[Text]:
     """Conditions that need attention."""
     warnings = []
+    if now["state"] != "serving":
+        warnings.append(f"the daemon is {now['state']}")
     if now["compilations_after_ready"]:
         warnings.append(f"{now['compilations_after_ready']} compilations after READY")
     for stage, seconds in now["stages"].items():
