@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 import stat
 from collections.abc import Iterator
@@ -181,6 +182,23 @@ def test_the_socket_of_a_dead_daemon_is_no_obstacle(tmp_path: Path) -> None:
     assert not anyone_listens(f"ipc://{tmp_path}/o.sock")
     with reserved(f"ipc://{tmp_path}/o.sock"):
         pass
+
+
+def test_a_daemon_whose_directory_was_removed_leaves_its_successors_socket_alone(tmp_path: Path) -> None:
+    """Whoever starts another daemon there, as nobody reaches the first one, and ends that one then, is served on."""
+    directory = tmp_path / "run"
+    address = f"ipc://{directory}/o.sock"
+    directory.mkdir()
+
+    with reserved(address):
+        shutil.rmtree(directory)
+        directory.mkdir()
+        second = reserved(address)
+        second.__enter__()
+        (directory / "o.sock").touch()
+    assert (directory / "o.sock").exists()
+    second.__exit__(None, None, None)
+    assert not (directory / "o.sock").exists()
 
 
 def test_a_file_that_is_no_socket_is_not_replaced(tmp_path: Path) -> None:

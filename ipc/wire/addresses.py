@@ -148,7 +148,8 @@ def reserved(address: str) -> Iterator[None]:
     libzmq unlinks any file at an ``ipc://`` path before it binds, so a second daemon would
     silently cut off the first; at the end it leaves its own socket behind. A locked file beside
     the socket tells a running daemon from the socket of a dead one. It is never removed: a lock
-    that is unlinked can be held twice. TCP needs none.
+    that is unlinked can be held twice. Where somebody else has removed it, with the directory
+    perhaps, the socket at the path may be another daemon's, and stays. TCP needs none.
     """
     if not address.startswith("ipc://"):
         yield
@@ -156,7 +157,7 @@ def reserved(address: str) -> Iterator[None]:
     path = Path(address.removeprefix("ipc://"))
     if path.parent == _private_directory():
         _make_private(path.parent)
-    with _locked(path.with_name(path.name + ".lock"), address):
+    with _locked(locked := path.with_name(path.name + ".lock"), address) as lock:
         if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
             raise AddressError(f"{path} exists and is no socket; choose another address or remove it")
         if anyone_listens(address):
@@ -164,7 +165,8 @@ def reserved(address: str) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            if _is_at(lock, locked):
+                path.unlink(missing_ok=True)
 
 
 def _private_directory() -> Path:
@@ -236,16 +238,24 @@ def connected(address: str) -> socket.socket:
 
 
 @contextmanager
-def _locked(path: Path, address: str) -> Iterator[None]:
+def _locked(path: Path, address: str) -> Iterator[int]:
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise AddressError(f"cannot listen at {address}: {error.strerror} ({path})") from error
     try:
         _lock(lock, address)
-        yield
+        yield lock
     finally:
         os.close(lock)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one at this path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except OSError:
+        return False
 
 
 def _lock(descriptor: int, address: str) -> None:
