@@ -1,5 +1,6 @@
 """``odriver batch``: a file of requests against servers in this process."""
 
+import errno
 import json
 import os
 import signal
@@ -21,8 +22,10 @@ from driver.errors import Overloaded
 from driver.odriver import oDriver
 from driver.request import Logprob, Usage
 from ipc.batch.batch_lines import Line
+from ipc.batch.batch_output import BatchOutput
 from ipc.commands import batch
 from ipc.commands.cli import main
+from ipc.errors import BatchError
 from ipc.openai.answer_format import AnswerFormat, format_of
 from ipc.openai.logprob_bodies import chat_logprobs, text_logprobs
 from ipc.openai.question import BodyError, Question
@@ -240,6 +243,31 @@ def test_a_torn_line_is_cut_and_done_again(files: Files, driver: FakeDriver) -> 
     assert sorted(files.target.read_bytes().splitlines(keepends=True)) == sorted(lines)
     assert files.target.read_bytes().startswith(lines[0] + lines[1])
     assert len(driver.submitted) == 1
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another result that is written before the run ends would stand behind it, and neither could be read."""
+    results = [{"id": f"batch_req_{name}", "custom_id": name, "response": {"status_code": 200}} for name in "ab"]
+    room = 20
+
+    def write(descriptor: int, data: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        room -= (size := min(room, len(data)))
+        return real(descriptor, data[:size])
+
+    real = os.write
+    with BatchOutput(files.target) as output, monkeypatch.context() as patch:
+        patch.setattr(os, "write", write)
+        with pytest.raises(BatchError, match="No space left"):
+            output.append(results[0])
+        room = 1000
+        output.append(results[1])
+
+    assert files.results().keys() == {"b"}
+    with BatchOutput(files.target) as output:
+        assert output.results == {"b": True}
 
 
 def test_no_more_are_open_than_asked_for_and_what_is_done_is_written(files: Files, driver: FakeDriver) -> None:

@@ -61,11 +61,17 @@ class BatchOutput:
             os.close(self._descriptor)
 
     def append(self, result: dict[str, Any]) -> None:
-        """Append a line. From now on it outlives this process, and after ``sync`` the machine."""
+        """Append a line, whole or not at all. From now on it outlives this process, and after
+        ``sync`` the machine."""
         line = msgspec.json.encode(result) + b"\n"
         with self._writing():
-            while line:
-                line = line[os.write(self._descriptor, line) :]
+            end = os.fstat(self._descriptor).st_size
+            try:
+                while line:
+                    line = line[os.write(self._descriptor, line) :]
+            except OSError:  # a full disk may take a part, and other results may be on their way
+                os.ftruncate(self._descriptor, end)
+                raise
         self._unsynced = True
         self.results[result["custom_id"]] = result["response"]["status_code"] == SUCCESS
 
