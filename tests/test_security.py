@@ -304,6 +304,7 @@ def test_a_file_that_is_no_key_is_named(directory: Path) -> None:
         ('public = "short"', "regex"),
         (f'public = "{keys.client_key(key).public}"\nmax_request = 1', "unknown field `max_request`"),
         (f'public = "{keys.client_key(key).public}"', "alice and bob .* have the same key"),
+        ("public = " + "[" * 10_000, "recursion"),
     ):
         wrong.write_text(text)
         with pytest.raises(KeyFileError, match=complaint):
@@ -312,6 +313,17 @@ def test_a_file_that_is_no_key_is_named(directory: Path) -> None:
         keys.client_key(directory / "nothing.key")
     with pytest.raises(KeyFileError, match="cannot be a name"):
         new_key(directory, "../alice")
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"two words", b"a\nb", b"(gateway)", b""])
+def test_a_key_by_a_name_that_nobody_could_be_shown_is_refused(directory: Path, name: bytes) -> None:
+    """As where a file was copied there by hand: a name that is no UTF-8 would make every status fail."""
+    key = new_key(directory, "alice")
+    file = os.fsencode(directory / "clients") + b"/" + name + b".toml"
+    Path(os.fsdecode(file)).write_text(f'public = "{keys.client_key(key).server}"')
+
+    with pytest.raises(KeyFileError, match="cannot be a name: use up to 64 letters"):
+        keys.authorized(directory)
 
 
 @pytest.mark.parametrize("bind", ["tcp://0.0.0.0:7777", "tcp://*:7777", "tcp://[::]:7777", "tcp://gpu1.example:7777"])

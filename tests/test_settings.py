@@ -125,6 +125,7 @@ def test_a_setting_may_be_several_strings(tmp_path: Path, monkeypatch: pytest.Mo
         ("log_level = 'loud'", "log_level must be one of debug, info, warning, error, not loud"),
         ("max_num_seqs = 0", "max_num_seqs must be at least 1, not 0"),
         ("max_num_seqs", "FILE is not TOML: "),
+        ("max_num_seqs = " + "[" * 10_000, "FILE is not TOML: maximum recursion depth exceeded"),
         (None, "cannot read the configuration FILE: No such file or directory"),
     ],
 )

@@ -82,12 +82,15 @@ def client_key(path: Path) -> ClientKey:
 
 
 def authorized(directory: Path) -> dict[str, Limits]:
-    """The authorised keys, by name. Raises KeyFileError where a file is no key."""
+    """The authorised keys, by name. Raises KeyFileError where a file is no key, or has no name of
+    one, which logs, tables and metrics could not show."""
     clients = directory / "clients"
     try:
         paths = [clients / name for name in owned_files.names(clients) if name.endswith(".toml")]
     except OSError as error:
         raise KeyFileError(f"cannot read the directory {clients}: {error.strerror}") from error
+    for path in paths:
+        _check_name(path.stem, f"{path} has no name of a key before .toml: ")
     found = {path.stem: _read(path, Limits) for path in paths}
     names: dict[str, str] = {}
     for name, limits in found.items():
@@ -132,9 +135,13 @@ def revoke(directory: Path, name: str) -> None:
 
 
 def _path(directory: Path, name: str) -> Path:
-    if not _NAME.fullmatch(name):
-        raise KeyFileError(f"{name!r} cannot be a name: use up to 64 letters, digits, '.', '_' and '-'")
+    _check_name(name)
     return directory / "clients" / f"{name}.toml"
+
+
+def _check_name(name: str, where: str = "") -> None:
+    if not _NAME.fullmatch(name):
+        raise KeyFileError(f"{where}{name!r} cannot be a name: use up to 64 letters, digits, '.', '_' and '-'")
 
 
 def _new_pair() -> tuple[str, str]:
@@ -180,5 +187,5 @@ def _decoded(path: Path, kind: type[File]) -> tuple[File, int]:
         return msgspec.toml.decode(text, type=kind), stat.S_IMODE(about.st_mode)
     except OSError as error:
         raise KeyFileError(f"cannot read the key {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise KeyFileError(f"{path} is no key: {error}") from error

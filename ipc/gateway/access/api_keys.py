@@ -48,7 +48,7 @@ def read_api_keys(path: Path) -> dict[str, ApiKey]:
         raise KeyFileError(f"others may read the API keys in {path}: chmod 600 it")
     try:
         found = msgspec.toml.decode(text, type=dict[str, ApiKey])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise KeyFileError(f"{path} holds no API keys: {error}") from error
     for name in found:
         if not _NAME.fullmatch(name):
