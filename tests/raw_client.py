@@ -53,6 +53,10 @@ class RawClient:
                 return message
             self.say(Pong())
 
+    def monitor(self, events: int) -> "zmq.Socket[bytes]":
+        """Where libzmq tells of these events of the connection."""
+        return self._dealer.get_monitor_socket(events)
+
     def vanish(self) -> None:
         """Be gone, with whatever was on its way."""
         self._context.destroy(linger=0)

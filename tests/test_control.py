@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import zmq
 from fake_driver import PATIENCE, WELCOME, FakeDriver, build_server, serving
 from fakes import FakeEngine, FakeTokenizer
 from free_ports import free_port
@@ -26,10 +27,13 @@ from ipc.commands import cli
 from ipc.control_client import ControlClient
 from ipc.errors import AddressInUse, ConnectFailed, RequestFailed
 from ipc.process.logs import OURS
+from ipc.server.held_answers import MAX_HELD, HeldAnswers
+from ipc.sockets import peers
+from ipc.sockets.peer_events import Sent
 from ipc.sockets.tenants import EVERYBODY, Tenant
 from ipc.wire.addresses import control_address
 from ipc.wire.keys import Limits
-from ipc.wire.messages import PROTOCOL_VERSION, Error, Generate, Hello, Ping, Pong, StatusReply
+from ipc.wire.messages import PROTOCOL_VERSION, Error, Generate, Hello, Ok, Ping, Pong, ServerMessage, StatusReply
 from ipc.wire.operations import Status
 
 ROOT = Path(__file__).parent.parent
@@ -121,6 +125,52 @@ def test_a_flood_of_work_delays_no_status(address: str) -> None:
         with ControlClient(address) as control:
             assert control.status()["clients"] == 1
         leave.set()
+
+
+def test_no_answer_is_left_out_for_a_client_that_reads_late() -> None:
+    """They wait in their order; one that asks for ever more and reads nothing is cut off, and asks for nothing then."""
+    sent: list[str | None] = []
+    room, closed = 2, []
+
+    def send(identity: bytes, message: ServerMessage) -> Sent:
+        assert identity == b"c" and isinstance(message, Ok)
+        if len(sent) == room:
+            return Sent.FULL
+        sent.append(message.request_id)
+        return Sent.AWAY
+
+    answers = HeldAnswers(send, closed.append)
+    names = [str(number) for number in range(2 + MAX_HELD)]
+    for name in names:
+        answers.send(b"c", Ok(name, ""))
+    assert sent == names[:2]
+    room = 10
+    answers.has_room(b"c")
+    assert sent == names[:10] and not closed
+    for name in range(9):
+        answers.send(b"c", Ok(str(name), ""))
+    assert closed == [b"c"] and answers.has_cut_off(b"c")
+    room = 100
+    answers.has_room(b"c")
+    answers.send(b"c", Ok("late", ""))
+    assert len(sent) == 10
+    answers.lost(b"c")
+    assert not answers.has_cut_off(b"c")
+
+
+def test_a_client_of_the_control_socket_that_never_reads_is_cut_off(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection ends; others are answered."""
+    monkeypatch.setattr(peers, "MAX_ON_THE_WAY", 0)
+    with serving(address, FakeDriver()), RawClient(control_address(address)) as client:
+        gone = client.monitor(zmq.EVENT_DISCONNECTED)
+        for number in range(MAX_HELD + 1):
+            client.say(Status(str(number)))
+        assert gone.poll(1000 * PATIENCE)
+        monkeypatch.undo()
+        with ControlClient(address) as control:
+            assert control.status()["model"] == "parrot"
 
 
 def test_what_is_no_command_is_answered_and_harms_nobody(address: str) -> None:

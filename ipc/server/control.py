@@ -18,9 +18,10 @@ from driver.request import ReturnChannel, ReturnSample
 from engine.hub.roots import OutsideRoot, Root
 from engine.live.weight_source import SharedWeights, WeightArrays, WeightFiles, WeightSource
 from ipc.server.driver_protocol import Driver
+from ipc.server.held_answers import HeldAnswers
 from ipc.server.isolation import Work, isolating
 from ipc.server.outbox import Outbox, Reply
-from ipc.server.shared_answers import Send, greeting, listed_adapters
+from ipc.server.shared_answers import greeting, listed_adapters
 from ipc.server.weight_uploads import WeightUploads
 from ipc.sockets.tenants import EVERYBODY, Tenant
 from ipc.wire.codec import decode_control_message, read
@@ -85,7 +86,7 @@ class Control:
         set_log_level: Callable[[str], None],
         socket_stages: Callable[[], dict[str, float]],
         outbox: Outbox,
-        send: Send,
+        answers: HeldAnswers,
         profiles: Path | None,
         weights_root: Root | None,
     ) -> None:
@@ -98,7 +99,8 @@ class Control:
         self._set_log_level = set_log_level
         self._socket_stages = socket_stages
         self._outbox = outbox
-        self._send = send
+        self._answers = answers
+        self._send = answers.send
         self._profiles = profiles
         self._weights_root = weights_root
         self._uploads = WeightUploads()
@@ -111,7 +113,9 @@ class Control:
         return math.inf
 
     def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant = EVERYBODY) -> None:
-        """Takes one message, whatever it may hold, and answers it."""
+        """Takes one message, whatever it may hold, and answers it, unless its client is cut off."""
+        if self._answers.has_cut_off(identity):
+            return
         self._now = now
         self._stage.work(Work(identity, tenant.name, partial(self._hear, identity, frames, tenant), frames=frames))
 
@@ -130,11 +134,13 @@ class Control:
             self._send(identity, answer)
 
     def has_room(self, identity: bytes) -> None:
-        """Nothing waits for it."""
+        """Send what waits for it."""
+        self._answers.has_room(identity)
 
     def lost(self, identity: bytes) -> None:
-        """Forget weights that it was sending."""
+        """Forget weights that it was sending, and what waits for it."""
         self._uploads.lost(identity)
+        self._answers.lost(identity)
 
     def _deliver(self, reply: Reply, sample: ReturnSample) -> None:
         error = sample.error

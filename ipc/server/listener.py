@@ -138,6 +138,10 @@ class Listener:
         """Send one message to one client, now or not at all; only the thread itself may."""
         return self._peers.send(identity, encode(message))
 
+    def close(self, identity: bytes) -> None:
+        """End one client's connection, after it had time to read its last messages; only the thread itself may."""
+        self._peers.close(identity)
+
     def _run(self) -> None:
         try:
             with listening(self._address) as end:
@@ -230,7 +234,7 @@ class Listener:
                 rules.lost(peer.identity)
             case Refused(peer, code, why):
                 self.send(peer.identity, Error(None, code, why))
-                self._peers.close(peer)
+                self.close(peer.identity)
 
     def _reload_keys(self) -> None:
         """Send the keys to the process; wait until it has them, for RELOAD_PATIENCE at most."""

@@ -12,6 +12,7 @@ from engine.hub.roots import Root
 from engine.request_limits import MAX_MESSAGE_BYTES, ServingLimits
 from ipc.server.control import Control, Reloading
 from ipc.server.driver_protocol import Driver
+from ipc.server.held_answers import HeldAnswers
 from ipc.server.listener import Listener
 from ipc.server.work.client_table import Clients
 from ipc.sockets.auth import Authority
@@ -128,7 +129,7 @@ class Server:
                 self._on_log_level,
                 self.stages,
                 self._control.outbox,
-                self._control.send,
+                HeldAnswers(self._control.send, self._control.close),
                 self._profiles,
                 self._weights_root,
             )

@@ -137,9 +137,10 @@ class Peers:
         self._spawned.link.put(Kind.MESSAGE, peer.serial, frame)
         return Sent.AWAY
 
-    def close(self, peer: Peer) -> None:
+    def close(self, identity: bytes) -> None:
         """Close a connection, after it had time to read its last messages."""
-        self._put(Kind.CLOSE, peer.serial)
+        if (peer := self._by_identity.get(identity)) is not None:
+            self._put(Kind.CLOSE, peer.serial)
 
     def authorise(self, keys: list[str], done: "Future[None]") -> None:
         """Let these keys connect from now on; ``done`` gets its result when they may."""
