@@ -19,10 +19,12 @@ from ipc.errors import AddressError, AddressInUse
 from ipc.server.listener import HARD_MAX_MESSAGE_BYTES, Listener
 from ipc.server.outbox import Outbox, Reply
 from ipc.server.shared_answers import Send
+from ipc.server.starting import StartingRules
 from ipc.server.work.client_table import Clients
 from ipc.server.zmq_server import Server
 from ipc.sockets.peer_events import Sent
 from ipc.sockets.spawner import Spawner
+from ipc.sockets.tenants import EVERYBODY
 from ipc.wire.addresses import control_address
 from ipc.wire.bell import Bell
 from ipc.wire.codec import encode
@@ -518,6 +520,24 @@ def test_clients_that_come_early_are_answered_when_the_driver_is_there(address: 
         assert isinstance(client.hear(), Welcome) and isinstance(control.hear(), Welcome)
         assert isinstance(client.ask(Generate("a", prompt="x")), Token | Done)
     server.stop()
+
+
+def test_all_who_wait_for_a_start_hear_of_its_progress() -> None:
+    """Also of what was told first to somebody who has just come."""
+    sent: list[tuple[bytes, object]] = []
+    progress = "reading"
+    rules = StartingRules(recording(sent), lambda: progress)
+    hello = [encode(Hello(PROTOCOL_VERSION))]
+
+    rules.hear(b"first", hello, 0.0, EVERYBODY)
+    rules.look(1.0)
+    progress = "compiling"
+    rules.hear(b"second", hello, 1.5, EVERYBODY)
+    rules.look(2.0)
+    rules.look(3.0)
+
+    heard = {name: [message.text for to, message in sent if to == name] for name in (b"first", b"second")}
+    assert heard == {b"first": ["reading", "compiling"], b"second": ["compiling", "compiling"]}
 
 
 def test_stop_sends_what_the_driver_said_last(address: str, driver: FakeDriver) -> None:

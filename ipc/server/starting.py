@@ -23,6 +23,7 @@ class StartingRules:
         self._send = send
         self._progress = progress
         self._told = ""
+        """What all who wait have been told, at least."""
 
     @property
     def patience(self) -> float:
@@ -38,9 +39,11 @@ class StartingRules:
         elif message.version != PROTOCOL_VERSION:
             answer = unsupported(message)
         else:
+            progress = self._progress()
+            if not self.early:
+                self._told = progress  # otherwise those who wait are told of it by ``look``
             self.early[identity] = frames, tenant
-            self._told = self._progress()
-            answer = Starting(self._told)
+            answer = Starting(progress)
         self._send(identity, answer)
 
     def look(self, now: float) -> None:
