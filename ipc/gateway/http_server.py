@@ -80,7 +80,7 @@ def serve(
     """Serve these daemons at a socket that listens; returns the exit code.
 
     SIGTERM and SIGINT let open requests finish, and so does the end of ``daemon``, a socket to the
-    process that this one belongs to, from which its orders come; a second signal forces the end.
+    process that this one belongs to, from which its orders come; a SIGINT after that forces the end.
     ``resume_timeout`` is RemoteDaemon's. ``trusted_proxies`` are addresses or networks, separated by commas, whose X-Forwarded-For is
     believed.
     """
