@@ -1,8 +1,11 @@
 """A model by its name on the Hugging Face hub: what is downloaded, and what is said where that fails."""
 
 import json
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -312,12 +315,52 @@ def test_a_name_is_served(hub: FakeHub, address: str, tmp_path: Path, monkeypatc
         ("./models/tiny", "is not a directory"),
         ("models/of/mine", "is not a directory"),
         ("tiny", "is not a directory"),
+        ("a" * 300, "is not a directory"),
     ],
 )
 def test_what_names_no_model_is_refused_in_words(name: str, reason: str) -> None:
     """With an example of what does."""
     with pytest.raises(ConfigurationError, match=reason):
         place_of(name)
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    """Nobody, for the while."""
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize(
+    ("closed", "reason"), [("home", "or not one that this user may see"), ("home/model", "that this user may not read")]
+)
+def test_a_directory_that_may_not_be_read_is_refused_in_words(closed: str, reason: str) -> None:
+    """Whether it is the model's own or one above it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        top, model = Path(temporary), Path(temporary) / "home" / "model"
+        model.mkdir(parents=True)
+        top.chmod(0o755)
+        (top / closed).chmod(0o700)
+
+        with another_user(), pytest.raises(ConfigurationError, match=f"{model} is .* {reason}"):
+            place_of(str(model))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_working_directory_that_may_not_be_read_takes_no_name_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a service that is started by hand from root's home."""
+    tmp_path.chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+
+    with another_user():
+        assert place_of("Qwen/Qwen3-0.6B") is Place.HUB
+        assert served_name("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
 
 
 def test_a_model_is_called_as_it_was_named(tmp_path: Path) -> None:

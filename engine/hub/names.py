@@ -1,5 +1,6 @@
 """What MODEL may name: a directory, a repository of the hub, a directory in a bucket."""
 
+import os
 import re
 from enum import Enum, auto
 from pathlib import Path
@@ -30,12 +31,16 @@ def directory_of(model: str | None) -> Path:
     if model is None:
         return DEMO_MODEL
     ours = {shipped.name: shipped for shipped in (DEMO_MODEL, DEMO_DRAFT_MODEL)}
-    return Path(model) if Path(model).is_dir() else ours.get(model, Path(model))
+    return Path(model) if os.path.isdir(model) else ours.get(model, Path(model))
 
 
 def place_of(name: str) -> Place:
-    """An existing directory comes first. Raises ConfigurationError for a name that can be none."""
-    if directory_of(name).is_dir():
+    """An existing directory comes first. Raises ConfigurationError for a name that can be none, and for a directory
+    that may not be read."""
+    directory = directory_of(name)
+    if os.path.isdir(directory):  # unlike Path's, False too for a name that is too long, or where none may look
+        if not os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
+            raise ConfigurationError(f"{name} is a directory that this user may not read: give it the right to")
         return Place.DIRECTORY
     if name.lower().endswith("gguf"):
         raise ConfigurationError(
@@ -53,8 +58,8 @@ def place_of(name: str) -> Place:
             f"{name} is a name of Ollama's: give the model's on the Hugging Face hub, such as {EXAMPLE}"
         )
     raise ConfigurationError(
-        f"{name} is not a directory: give that of a downloaded model, a name of the Hugging Face hub such as "
-        f"{EXAMPLE}, or gs://BUCKET/DIRECTORY"
+        f"{name} is not a directory, or not one that this user may see: give that of a downloaded model, a name of the "
+        f"Hugging Face hub such as {EXAMPLE}, or gs://BUCKET/DIRECTORY"
     )
 
 
@@ -71,7 +76,7 @@ def is_name(part: str) -> bool:
 
 def served_name(name: str) -> str:
     """What requests call a model: a repository's name, also for its directory in the cache."""
-    if not Path(name).is_dir():
+    if not os.path.isdir(name):
         return name if place_of(name) is Place.HUB else name.rstrip("/").rpartition("/")[2]
     directory = Path(name).resolve()
     repository = directory.parent.parent.name
