@@ -2,6 +2,7 @@
 
 import base64
 import json
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,20 @@ def test_files_of_an_unknown_family_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match=r"known for llama, glm, qwen.* not for foo.*--tokenizer"):
         HuggingFaceTokenizer(tmp_path)
+
+
+def test_the_code_of_a_model_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is anybody asked on standard input whether it may be, as transformers does."""
+    (tmp_path / "vocab.json").write_text(json.dumps(build_byte_level().get_vocab()))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["own.Own", None]}}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own:\n    pass\n")
+    monkeypatch.setattr("sys.stdin", StringIO("y\ny\n"))
+
+    with pytest.raises(ConfigurationError, match="contains custom code"):
+        HuggingFaceTokenizer(tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
 WRONG = [b"", b"{", b"{}", b"[1]", b"\xff\xfe", b"YQ== 0\nYg==", b"YQ== 0\n", b"\x0a\xff\xff\xff\xff\x0f"]

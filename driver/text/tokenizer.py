@@ -150,7 +150,7 @@ def _load(directory: Path) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         with loadable(directory) as files:
-            tokenizer = _class_for(files).from_pretrained(files, local_files_only=True)
+            tokenizer = _class_for(files).from_pretrained(files, local_files_only=True, trust_remote_code=False)
     except ConfigurationError:
         raise
     # the tokenizers library raises bare Exception for a file it can't read
