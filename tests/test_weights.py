@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,16 @@ def test_a_head_equal_to_its_embedding_is_passed_over(
     doubled = rewrite(tmp_path / "doubled", "qwen2", **{"lm_head.weight": tensors_of("qwen2")[EMBEDDING]})
 
     assert_same(load(tied), load(doubled))
+
+
+def test_a_text_model_beside_other_parts_has_the_head_that_is_stored(tmp_path: Path) -> None:
+    """Also where config.json ties it, as transformers 5 writes of each Mistral 3, which it serves with both."""
+    untied = build_checkpoint(tmp_path / "untied", "mistral_vision")
+    shutil.copytree(untied, tmp_path / "again")
+    config = json.loads((untied / "config.json").read_text())
+    (tmp_path / "again" / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+
+    assert_same(load(untied), load(tmp_path / "again"))
 
 
 @pytest.mark.parametrize(("rows", "block"), [(144, 4096), (144, 50), (100, 4096)])

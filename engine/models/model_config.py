@@ -24,7 +24,8 @@ from engine.models.weights.sources.tensor_source import HEAD
 from engine.request_limits import MOST_EOS_TOKEN_IDS
 
 TIED = "tie_word_embeddings"
-"""Beside a ``text_config`` it counts, not within. If it is not there, the weights decide."""
+"""Beside a ``text_config`` it counts, not within. There the weights decide unless it is false: transformers 5 writes
+its default, true, for a Mistral 3 with a head of its own."""
 
 SHARED = ("dtype", "torch_dtype", *KEYS)
 """Keys that may be beside a ``text_config`` instead of within."""
@@ -74,7 +75,9 @@ def read_model_config(directory: Path, families: Path = FAMILIES) -> ModelSpec:
         raise ConfigurationError(f"{directory} is not a directory: give the path of a downloaded model")
     path = config_file(directory)
     model = read_config_file(path, families)
-    names = stored_names(directory) if model.unserved and TIED not in read_json(path, dict[str, Any]) else None
+    given = read_json(path, dict[str, Any])
+    is_open = model.unserved and (TIED not in given or (given[TIED] and "text_config" in given))
+    names = stored_names(directory) if is_open else None
     return model if names is None else replace(model, tied_embeddings=not any(name.endswith(HEAD) for name in names))
 
 
