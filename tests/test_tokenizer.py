@@ -1,5 +1,6 @@
 """Text to ids by the files of a model directory, and refusals that say what is wrong with them."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -230,6 +231,20 @@ def test_a_model_without_chat_template_refuses_messages(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidRequest, match="no chat template: send a prompt"):
         tokenizer.render(checked_chat([message()]))
+
+
+def test_a_model_for_images_may_have_its_template_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """Which counts where the tokenizer has none."""
+    directory = write_tokenizer(tmp_path, build_byte_level(), chat_template=None)
+    (directory / "chat_template.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+
+    assert HuggingFaceTokenizer(directory).info()["chat_template"] == CHAT_TEMPLATE
+    (directory / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+    assert HuggingFaceTokenizer(directory).info()["chat_template"] == TOOL_TEMPLATE
+    (directory / "chat_template.jinja").unlink()
+    (directory / "chat_template.json").write_text('{"chat_template": 7}')
+    with pytest.raises(ConfigurationError, match=r"chat_template\.json: Expected `str \| null`"):
+        HuggingFaceTokenizer(directory)
 
 
 def test_a_directory_without_tokenizer_is_a_configuration_error(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
 
 from driver.errors import InvalidRequest
 from driver.text.conversation import Chat
 from driver.text.template_words import template_words
 from driver.text.transformers_modules import transformers_module
 from engine.errors import ConfigurationError
+from engine.models.weights.sources.checkpoint import read_json
 from engine.request_limits import MAX_RENDERED_CHARACTERS, MAX_TEMPLATE_SECONDS
 
 _ENDS = frozenset(["add_generation_prompt", "continue_final_message"])
@@ -50,6 +52,19 @@ def read_template(path: Path) -> str:
             f"the chat template {path} is wrong in line {error.lineno}: {error.message}"
         ) from error
     return template
+
+
+class _OfProcessor(msgspec.Struct):
+    """``chat_template.json``."""
+
+    chat_template: str | None = None
+
+
+def processor_template(directory: Path) -> str | None:
+    """The template that a model for images may have beside its tokenizer's files alone, if it has one. Raises
+    ConfigurationError."""
+    path = directory / "chat_template.json"
+    return read_json(path, _OfProcessor).chat_template if path.is_file() else None
 
 
 def _check_template(template: str, chat: Chat) -> None:

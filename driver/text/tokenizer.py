@@ -8,7 +8,7 @@ from typing import Any
 
 from driver.errors import ContextLengthExceeded, InvalidRequest
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest, Usage
-from driver.text.chat_template import hold_to_budget, read_template, rendered
+from driver.text.chat_template import hold_to_budget, processor_template, read_template, rendered
 from driver.text.conversation import Chat, check_encodable, checked_chat
 from driver.text.least_tokens import LeastTokens
 from driver.text.token_bytes import token_bytes
@@ -36,6 +36,8 @@ class HuggingFaceTokenizer:
         self._tokenizer = _load(directory)
         if chat_template is not None:
             self._tokenizer.chat_template = read_template(chat_template)
+        elif self._tokenizer.chat_template is None:
+            self._tokenizer.chat_template = processor_template(directory)
         _check_templates(self._tokenizer.chat_template or "", directory)
         self._backend = self._tokenizer.backend_tokenizer
         self._backend.no_truncation()
