@@ -159,6 +159,25 @@ def test_placeholders_of_a_sentencepiece_model_are_renamed(tmp_path: Path) -> No
     assert HuggingFaceTokenizer(tmp_path).encode("<|user|><tool_call>") == [1, 3, 402]
 
 
+@pytest.mark.parametrize("name", ["tokenizer.model", "qwen.tiktoken"])
+def test_an_added_token_may_be_text(tmp_path: Path, name: str) -> None:
+    """Such as what encloses a call or a thought: it is in the text that a client gets, unlike a special token."""
+    added = {
+        "402": {"content": "<think>", "special": False, "normalized": False},
+        "403": {"content": "<|user|>", "special": True, "lstrip": True},
+    }
+    write_tiktoken(tmp_path, name, "qwen2", {"added_tokens_decoder": added})
+    if name == "tokenizer.model":
+        (tmp_path / name).write_bytes(base64.b64decode(GOLDENS["models"]["llama"]["model"]))
+    tokenizer = HuggingFaceTokenizer(tmp_path)
+
+    token_ids = tokenizer.encode_word("a<think>  <|user|>")
+
+    assert token_ids[-2:] == [402, 403]
+    assert tokenizer.decode(token_ids) == "a<think>"
+    assert (tokenizer.is_special(402), tokenizer.is_special(403)) == (False, True)
+
+
 @pytest.mark.parametrize("kind", ["tekken", "tiktoken", "llama", "t5"])
 def test_grammars_know_the_tokens_of_each_kind(tmp_path: Path, kind: str) -> None:
     """The definition that the grammars' processes get is read, and each token has its bytes."""

@@ -46,6 +46,9 @@ def _convert(path: Path, made: Path) -> None:
             shutil.copyfile(file, made / file.relative_to(directory))
     config = _json(directory / CONFIG)
     definition, special = _definition(path, config)
+    texts = _texts(config)
+    for token in definition["added_tokens"]:
+        token["special"] = token["special"] and token["id"] not in texts
     config = special | config
     start = _text(config.get("bos_token") or "")
     ids = {token["content"]: token["id"] for token in definition["added_tokens"]}
@@ -69,6 +72,13 @@ def _definition(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], dic
     special = {name: model.pieces[place].text for name, place in names if 0 <= place < len(model.pieces)}
     legacy = config.get("legacy") is not False
     return sentencepiece_model.as_tokenizer(model, listed, legacy=legacy), special
+
+
+def _texts(config: dict[str, Any]) -> set[int]:
+    """The tokens that a tokenizer_config.json adds and calls text. transformers takes its other words of a token, and
+    this one where it makes it special."""
+    added = config.get("added_tokens_decoder", {}).items()
+    return {int(place) for place, token in added if isinstance(token, dict) and token.get("special") is False}
 
 
 def _named(definition: dict[str, Any], **names: str) -> dict[str, str]:
