@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, SIZES, VARIANTS
+from transformers import CONFIG_MAPPING
 
 from caching.attention.spec import AttentionSpec
 from engine.errors import ConfigurationError
+from engine.models.family import Family
 from engine.models.family_names import FAMILIES, check_family, named_families
 from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
@@ -22,6 +24,7 @@ from engine.sampling.logit_bias import bias_of
 from engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 from engine.scheduling.sequence import Sequence
 
+DECODERS = {name: family for name, family in families_in(FAMILIES).items() if isinstance(family, Family)}
 CONFIGS = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3}
 
 
@@ -144,6 +147,12 @@ def test_a_missing_key_means_what_transformers_assumes(
     config = read_model_config(directory)
 
     assert config == build_spec(**expected)
+
+
+@pytest.mark.parametrize("family", sorted(DECODERS.keys() & CONFIG_MAPPING.keys()))
+def test_the_end_that_no_config_names_is_that_of_transformers(family: str) -> None:
+    """Each family has a default of its own there, or none."""
+    assert DECODERS[family].defaults.get("eos_token_id") == CONFIG_MAPPING[family]().eos_token_id
 
 
 def test_mistral_without_kv_heads_has_eight(tmp_path: Path) -> None:

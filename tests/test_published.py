@@ -307,6 +307,7 @@ def test_biases_of_zeros_are_no_other_model(tmp_path: Path) -> None:
     zeros = {
         f"{Q_PROJ}.bias": np.zeros(64, np.float16),
         "model.layers.0.self_attn.o_proj.bias": np.zeros(64, np.float16),
+        "model.layers.0.self_attn.k_proj.bias": np.zeros((), np.float16),
     }
 
     load(rewrite(tmp_path, "gptq", **zeros))

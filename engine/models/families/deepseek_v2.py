@@ -101,7 +101,7 @@ FAMILY = Family(
         "moe_intermediate_size": 1407,
         "first_k_dense_replace": 0,
         "max_position_embeddings": 2048,
-        "eos_token_id": 1,
+        "eos_token_id": 2,
     },
     fixed={"use_sliding_window": False, "layer_types": None, "rope_interleave": True},
     supported={

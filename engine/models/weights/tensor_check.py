@@ -9,6 +9,7 @@ from engine.errors import ConfigurationError
 from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import Parameter
 from engine.models.weights.pieces import pieces
+from engine.models.weights.published.stored import read_whole
 from engine.models.weights.sources.tensor_source import FLOATS, HEAD, TensorSource
 
 HARMLESS = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -66,7 +67,7 @@ def _check_tied(source: TensorSource, rows: int) -> None:
 def _adds_nothing(source: TensorSource, name: str, wanted: Collection[str]) -> bool:
     """Whether it is a bias of zeros, which AutoGPTQ has written beside kernels without any."""
     kernel = name.removesuffix(".bias")
-    return f"{kernel}.weight" in wanted and kernel != name and not source.read(name, (slice(None),)).any()
+    return f"{kernel}.weight" in wanted and kernel != name and not read_whole(source, name).any()
 
 
 def _refuse(source: TensorSource, names: list[str], fault: str) -> None:
