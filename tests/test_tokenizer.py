@@ -186,6 +186,18 @@ def test_tools_and_calls_reach_the_template(tmp_path: Path) -> None:
     assert text == rendered
 
 
+def test_a_template_gets_a_call_in_the_order_of_the_client(tmp_path: Path) -> None:
+    """Some write the whole of it. A type that is left out comes last."""
+    template = "{% for call in messages[0].tool_calls %}{{ call | tojson }}{% endfor %}"
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, build_byte_level(), template))
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"b": 1, "a": 2}}}
+    untyped = {"id": "2", "function": {"arguments": {}, "name": "add"}}
+
+    text = tokenizer.render(checked_chat([calling([call, untyped])]))
+
+    assert text == json.dumps(call) + json.dumps(untyped | {"type": "function"})
+
+
 def test_a_template_of_tools_is_taken_for_tools(tmp_path: Path) -> None:
     """Of several, by their names, whether they are in a list or in files of their own."""
     directory = write_tokenizer(tmp_path, build_byte_level(), None)

@@ -99,7 +99,8 @@ def _checked_call(where: str, call: Any) -> dict[str, Any]:
         arguments = _read_arguments(where, arguments)
     elif not isinstance(arguments, dict):
         raise InvalidRequest(f"{where}: its arguments must be a JSON object, not {type(arguments).__name__}")
-    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+    # In the client's order, in which a template may write it.
+    return {**call, "type": call.get("type", "function"), "function": {**function, "arguments": arguments}}
 
 
 def _read_arguments(where: str, text: str) -> dict[str, Any] | str:
