@@ -4,10 +4,11 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
@@ -22,10 +23,13 @@ from engine.errors import ConfigurationError, DownloadFailed
 from engine.hub import hugging_face
 from engine.hub.names import DEMO_MODEL, Place, place_of, served_name
 from engine.hub.obtain import obtained
+from engine.hub.roots import Root
+from engine.models.generation_config import chosen_generation_config
 from engine.models.weights.sources.checkpoint import weight_files
 from engine.progress import Progress
 from ipc.client import Client
 from ipc.commands.plan_command import _config_file
+from ipc.service.http_config import HttpConfig
 from scripts.processes import odriver
 
 NAME = "acme/tiny-qwen3"
@@ -348,6 +352,27 @@ def test_a_directory_that_may_not_be_read_is_refused_in_words(closed: str, reaso
 
         with another_user(), pytest.raises(ConfigurationError, match=f"{model} is .* {reason}"):
             place_of(str(model))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: Root(path, "weights_root"),
+        lambda path: HttpConfig(ssl_certfile=Path(path)),
+        lambda path: chosen_generation_config(path, DEMO_MODEL),
+        lambda path: obtained(EngineConfig(chat_template=Path(path)), print),
+    ],
+    ids=("root", "certificate", "generation_config", "chat_template"),
+)
+def test_what_else_may_not_be_seen_is_refused_in_words(read: Callable[[str], Any]) -> None:
+    """Not by a traceback, which is of a fault that another start may mend."""
+    with (
+        tempfile.TemporaryDirectory() as closed,
+        another_user(),
+        pytest.raises(ConfigurationError, match=r"may (not )?see"),
+    ):
+        read(f"{closed}/mine/there")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

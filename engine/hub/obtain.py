@@ -1,5 +1,6 @@
 """From what the operator calls a model to directories of this machine."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -37,8 +38,8 @@ def obtained(config: EngineConfig, report: Report) -> EngineConfig:
     if vocabulary_file(tokenizer or directory) is None:
         raise ConfigurationError(f"{config.tokenizer or model} {NO_VOCABULARY}")
     chosen_generation_config(config.generation_config, directory)
-    if config.chat_template is not None and not config.chat_template.is_file():
-        raise ConfigurationError(f"there is no chat template {config.chat_template}")
+    if config.chat_template is not None and not os.path.isfile(config.chat_template):
+        raise ConfigurationError(f"there is no chat template {config.chat_template}, or this user may not see it")
     draft, config = config.speculation and config.speculation.model, with_draft_directory(config)
     if draft and place_of(draft) is Place.HUB and (of_draft := config.of_draft_model) is not None:
         method = config.speculation.method if config.speculation else ""

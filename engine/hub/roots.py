@@ -32,8 +32,8 @@ class Root:
             self._root = BUCKET + "/".join(parts)
         else:
             self._root = os.path.realpath(root)
-            if not Path(self._root).is_dir():
-                raise ConfigurationError(f"{setting}: there is no directory {root}")
+            if not os.path.isdir(self._root):
+                raise ConfigurationError(f"{setting}: there is no directory {root}, or this user may not see it")
 
     def __str__(self) -> str:
         return self._root

@@ -1,5 +1,6 @@
 """``generation_config.json``: how the makers of a model want its tokens to be drawn."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,10 @@ def chosen_generation_config(choice: str, directory: Path) -> GenerationConfig:
         return GenerationConfig()
     if choice != "auto":
         directory = Path(choice)
-        if not (directory / FILE).is_file():
+        if not os.path.isfile(directory / FILE):
             raise ConfigurationError(
-                f"generation_config must be auto, none, or a directory with a {FILE}, which {choice} is not"
+                f"generation_config must be auto, none, or a directory with a {FILE}, which {choice} is not, or not "
+                "one that this user may see"
             )
     chosen = read_generation_config(directory)
     if min(chosen.eos_token_ids, default=0) < 0:

@@ -1,5 +1,6 @@
 """The settings of HTTP: of ``odriver gateway``, and of a daemon that serves it (``--http``)."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +58,8 @@ class HttpConfig:
             raise ConfigurationError("api_key must be of 1 to 512 letters, digits and signs, without spaces")
         for name in ("ssl_certfile", "ssl_keyfile"):
             path = getattr(self, name)
-            if path is not None and not path.is_file():
-                raise ConfigurationError(f"{name}: there is no file {path}")
+            if path is not None and not os.path.isfile(path):
+                raise ConfigurationError(f"{name}: there is no file {path}, or this user may not see it")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ConfigurationError("ssl_keyfile is the key of a certificate: set ssl_certfile as well")
         if self.address is not None:
