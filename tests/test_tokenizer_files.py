@@ -159,6 +159,25 @@ def test_placeholders_of_a_sentencepiece_model_are_renamed(tmp_path: Path) -> No
     assert HuggingFaceTokenizer(tmp_path).encode("<|user|><tool_call>") == [1, 3, 402]
 
 
+def test_older_files_add_tokens_too(tmp_path: Path) -> None:
+    """added_tokens.json, as checkpoints have it whose tokenizer_config.json lists none."""
+    (tmp_path / "tokenizer.model").write_bytes(base64.b64decode(GOLDENS["models"]["llama"]["model"]))
+    (tmp_path / "added_tokens.json").write_text(
+        json.dumps({"<|im_end|>": 402, "<tool>": 401, "<|im_start|>": 400, "</s>": 2})
+    )
+    names = {"eos_token": {"content": "<|im_end|>", "lstrip": False}, "additional_special_tokens": ["<|im_start|>"]}
+    names |= {"pad_token": None}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
+    tokenizer = HuggingFaceTokenizer(tmp_path)
+
+    token_ids = tokenizer.encode_word("<|im_start|>a<tool><|im_end|>")
+
+    assert (token_ids[0], *token_ids[-2:]) == (400, 401, 402)
+    assert tokenizer.decode(token_ids).strip() == "a<tool>"
+    assert tokenizer.eos_token_ids == (402,)
+    assert tokenizer.is_special(2)
+
+
 @pytest.mark.parametrize("name", ["tokenizer.model", "qwen.tiktoken"])
 def test_an_added_token_may_be_text(tmp_path: Path, name: str) -> None:
     """Such as what encloses a call or a thought: it is in the text that a client gets, unlike a special token."""

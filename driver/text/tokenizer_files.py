@@ -44,12 +44,10 @@ def _convert(path: Path, made: Path) -> None:
         for file in directory.glob(pattern):
             (made / file.relative_to(directory)).parent.mkdir(exist_ok=True)
             shutil.copyfile(file, made / file.relative_to(directory))
-    config = _json(directory / CONFIG)
-    definition, special = _definition(path, config)
+    definition, config = _definition(path, _json(directory / CONFIG))
     texts = _texts(config)
     for token in definition["added_tokens"]:
         token["special"] = token["special"] and token["id"] not in texts
-    config = special | config
     start = _text(config.get("bos_token") or "")
     ids = {token["content"]: token["id"] for token in definition["added_tokens"]}
     if start in ids and config.get("add_bos_token") is not False:
@@ -58,20 +56,46 @@ def _convert(path: Path, made: Path) -> None:
     (made / TOKENIZER).write_text(json.dumps({"version": "1.0", **definition}), encoding="utf-8")
 
 
-def _definition(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """A tokenizer.json, and the special tokens that the vocabulary itself names."""
-    listed = {int(place): _text(token) for place, token in config.get("added_tokens_decoder", {}).items()}
+def _definition(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A tokenizer.json, and the config with the special tokens that the vocabulary itself names."""
     if path.name == "tekken.json":
-        return read_tekken(path), {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        return read_tekken(path), {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"} | config
     if path.suffix == ".tiktoken" or is_tiktoken(path):
         model_type = str(_json(path.parent / "config.json").get("model_type", ""))
-        definition = read_tiktoken(path, model_type, {text: place for place, text in listed.items()})
-        return definition, _named(definition, bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>")
+        definition = read_tiktoken(path, model_type, {text: place for place, text in _listed(config).items()})
+        return definition, _named(definition, bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>") | config
     model = sentencepiece_model.parsed(path.read_bytes())
     names = (("bos_token", model.bos_id), ("eos_token", model.eos_id))
     special = {name: model.pieces[place].text for name, place in names if 0 <= place < len(model.pieces)}
+    config = special | _with_older_files(path.parent, config, len(model.pieces))
     legacy = config.get("legacy") is not False
-    return sentencepiece_model.as_tokenizer(model, listed, legacy=legacy), special
+    return sentencepiece_model.as_tokenizer(model, _listed(config), legacy=legacy), config
+
+
+def _with_older_files(directory: Path, config: dict[str, Any], size: int) -> dict[str, Any]:
+    """A tokenizer_config.json with what added_tokens.json adds behind the pieces of a model, which counts where the
+    config itself lists no tokens. Special are those that it or special_tokens_map.json names."""
+    added = _json(directory / "added_tokens.json")
+    if not added or "added_tokens_decoder" in config:
+        return config
+    names = _json(directory / "special_tokens_map.json")
+    config = config | {
+        name: [*map(_text, given)] if isinstance(given, list) else _text(given)
+        for name, given in names.items()
+        if given
+    }
+    named = {_text(given) for name, given in config.items() if name.endswith("_token") and given}
+    named.update(map(_text, config.get("additional_special_tokens") or []))
+    tokens = {
+        str(place): {"content": text, "special": text in named, "normalized": False}
+        for text, place in added.items()
+        if place >= size
+    }
+    return config | {"added_tokens_decoder": tokens}
+
+
+def _listed(config: dict[str, Any]) -> dict[int, str]:
+    return {int(place): _text(token) for place, token in config.get("added_tokens_decoder", {}).items()}
 
 
 def _texts(config: dict[str, Any]) -> set[int]:
