@@ -559,7 +559,8 @@ def test_a_broken_generation_config_is_refused(tmp_path: Path) -> None:
         (("pytorch_model.bin",), "only PyTorch pickles.*save_pretrained"),
         (("consolidated.00.pth",), "only PyTorch pickles"),
         (("tiny.gguf",), "only GGUF files, which are not read"),
-        (("consolidated.safetensors",), "only consolidated.safetensors: add the index or rename"),
+        (("consolidated.safetensors",), "only consolidated.safetensors, whose tensors have Mistral's own names"),
+        (("mine.safetensors",), "only mine.safetensors: add the index or rename"),
     ],
 )
 def test_a_directory_without_weights_is_refused(tmp_path: Path, files: tuple[str, ...], message: str) -> None:

@@ -170,7 +170,13 @@ def _without_weights(directory: Path) -> str:
             f"{wanted}, only PyTorch pickles, which are not read: write it anew as safetensors, for instance with "
             "transformers' AutoModelForCausalLM.from_pretrained(old).save_pretrained(new)"
         )
-    if others := sorted(path.name for path in directory.glob("*.safetensors")):
+    others = sorted(path.name for path in directory.glob("*.safetensors"))
+    if others and all(name.startswith("consolidated") for name in others):
+        return (
+            f"{wanted}, only {', '.join(others[:3])}, whose tensors have Mistral's own names, which are not read: download "
+            "the files of the same model for transformers"
+        )
+    if others:
         return f"{wanted}, only {', '.join(others[:3])}: add the index or rename the file"
     return f"{wanted}: download the weights into it"
 
