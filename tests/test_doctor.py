@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from checkpoints import build_checkpoint
 from fake_driver import PATIENCE, FakeDriver, build_server, serving
 
 from caching import cpu_kernels
@@ -254,3 +255,21 @@ def test_the_exit_code_says_whether_a_start_would_fail(
         assert words in printed
     assert cli.main(["doctor", "--page-size", "0"]) == 1
     assert "page_size must be" in capsys.readouterr().out
+
+
+def test_a_model_that_a_start_would_refuse_is_not_called_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For its weights, and as well without a tokenizer, or with values of generation_config.json that no request may
+    have."""
+    monkeypatch.setattr(accelerators, "devices", list)
+    model = build_checkpoint(tmp_path / "model")
+    command = ["doctor", "--bind", f"ipc://{tmp_path}/o.sock", str(model)]
+
+    assert cli.main([*command, "--json"]) == 1
+    assert "has no tokenizer.json" in capsys.readouterr().out
+    assert cli.main([*command, "--tokenizer", "demo"]) == 0
+    (model / "generation_config.json").write_text('{"temperature": -1}')
+    assert cli.main([*command, "--tokenizer", "demo", "--json"]) == 1
+    assert "temperature must be" in capsys.readouterr().out
+    assert cli.main([*command, "--tokenizer", "demo", "--generation-config", "none"]) == 0

@@ -175,7 +175,9 @@ def cache() -> Finding:
 
 
 def _model(config: EngineConfig, *, on_cpu: bool) -> Iterator[Finding]:
-    from engine.hub.names import Place, place_of
+    from engine.hub.names import Place, directory_of, place_of
+    from engine.hub.small_files import NO_VOCABULARY, vocabulary_file
+    from engine.models.generation_config import chosen_generation_config
     from engine.models.model_config import read_model_config
     from engine.models.weights.sources.opening import open_weights
 
@@ -185,6 +187,10 @@ def _model(config: EngineConfig, *, on_cpu: bool) -> Iterator[Finding]:
             yield Finding("model", "good", f"{config.model}: the start asks the network for it")
             return
         read_model_config(directory)
+        chosen_generation_config(config.generation_config, directory)
+        tokenizer = config.tokenizer or str(directory)
+        if place_of(tokenizer) is Place.DIRECTORY and vocabulary_file(directory_of(tokenizer)) is None:
+            raise ConfigurationError(f"{tokenizer} {NO_VOCABULARY}")
         with open_weights(directory) as source:
             tensors = [source.info(name) for name in source.names]
     except ConfigurationError as error:
