@@ -37,6 +37,7 @@ from engine.models.weights.parameters import tensors
 from engine.models.weights.store import abstract_decoder
 from engine.models.weights.weight_format import Layout
 from engine.step.backend_choice import xla_backend
+from engine.step.compilation import num_compilations
 from engine.step.forward_programs import ForwardPrograms
 from engine.step.split_decoder import SplitDecoder
 from engine.step.step_shapes import StepShapes
@@ -222,6 +223,19 @@ def test_no_factor_of_a_kernel_is_whole_on_a_device(tmp_path: Path, two: DeviceM
     arrays = [*slots.shapes, *(slots._shape(leaf) for leaf in slots.block)]
     on_each = sum(int(np.prod(one.sharding.shard_shape(one.shape))) * one.dtype.itemsize for one in arrays)
     assert on_each == adapter_bytes(partition, SIZES)
+
+
+def test_slots_are_empty_again_without_a_compilation(tmp_path: Path, two: DeviceMesh) -> None:
+    """As after a step that failed, or new weights: nothing is compiled while serving."""
+    partition = split(read_model_config(build_checkpoint(tmp_path, "llama2")), DEVICES)
+    slots = slot_arrays(abstract_decoder(partition, XLA.weight_format(FLOAT32), mesh=two), SIZES, two)
+    slots.new()
+    before = num_compilations()
+
+    arrays = slots.new()
+
+    assert num_compilations() == before
+    assert [array.sharding for array in arrays] == [shape.sharding for shape in slots.shapes]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The arrays that hold adapters in slots on the device, beside the weights."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -82,11 +83,7 @@ class SlotArrays:
 
     def new(self) -> list[Array]:
         """Slots without adapters."""
-        makers = [
-            self.mesh.maker(partial(jnp.zeros, leaf.shape, leaf.dtype), PartitionSpec(*leaf.split))
-            for leaf in self.leaves
-        ]
-        return [make() for make in makers]
+        return [make() for make in self._makers]
 
     def placed(self, block: tuple[NDArray[Any], ...]) -> list[Array]:
         """An adapter's arrays on their way to the devices; returns at once."""
@@ -125,6 +122,12 @@ class SlotArrays:
         """The head's table with its adapters; ``arrays`` are ``of_head``."""
         assert self.head is not None
         return self.kernels[self.head].around(table, tuple(arrays))
+
+    @cached_property
+    def _makers(self) -> list[Callable[[], Array]]:
+        """Of each array. They are made once: where there are several devices each is a function that is compiled."""
+        zeros = ((partial(jnp.zeros, leaf.shape, leaf.dtype), PartitionSpec(*leaf.split)) for leaf in self.leaves)
+        return [self.mesh.maker(make, spec) for make, spec in zeros]
 
     @cached_property
     def _parts(self) -> list[slice]:
