@@ -4,6 +4,7 @@ import json
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mtp_checkpoints import PREDICTORS, build_predicting, predicting_tensors
 from mtp_checkpoints import SPECULATION as OF_LAYER
 from numpy.typing import NDArray
 
+from engine import served_model as served_models
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
@@ -404,6 +406,27 @@ def test_weights_and_pages_that_slept_come_back(world: World) -> None:
         file.with_suffix(".away").rename(file)
     wake(engine)
     assert answer(engine) == others
+
+
+@pytest.mark.thorough
+def test_room_that_an_update_makes_after_a_sleep_is_no_unplanned_compilation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of layers that are stacked, as on a TPU, over several devices: functions that are compiled then make it."""
+    chosen = served_models.choose_backend
+    monkeypatch.setattr(
+        served_models, "choose_backend", lambda *sizes, **how: replace(chosen(*sizes, **how), scans=True)
+    )
+    directory = build_checkpoint(tmp_path, "llama2")
+    engine = build(directory, tensor_parallel_size=2, staged_readiness=False)
+    wanted, before = answer(engine), engine.stats().compilations_after_ready
+
+    engine.sleep(2)
+    update(engine, WeightFiles(str(directory)))
+    wake(engine)
+
+    assert answer(engine) == wanted
+    assert engine.stats().compilations_after_ready == before
 
 
 def test_weights_that_came_as_arrays_do_not_come_back_by_themselves(world: World) -> None:

@@ -93,8 +93,9 @@ class LiveWeights:
 
         Raises jax's errors if the device fails, after which the weights are lost.
         """
-        # The functions that merge a part into a parameter are compiled when they are first needed.
-        with nullcontext() if staged.is_whole else counted_apart():
+        # The functions that merge a part into a parameter are compiled when they are first needed, and so are those that make
+        # room for stacked layers again.
+        with nullcontext() if staged.is_whole and self.are_there else counted_apart():
             write(staged, self._decoder, self._served.weight_format, self._served.mesh)
         self.are_there, self.again = True, staged.again
 
