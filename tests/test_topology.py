@@ -59,6 +59,22 @@ def test_what_is_no_name_at_all_is_refused_in_words(name):
         topology_of(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("v5e:32x32", "v5e:32x32 would be 1,024 chips: a slice of v5e has 1 to 256"),
+        ("v6e:0x1", "v6e:0x1 would be 0 chips"),
+        ("v5p:1000x1000x1000", "v5p:1000x1000x1000 would be 1,000,000,000 chips: a slice of v5p has 1 to 6,144"),
+        ("v4:16x16x24", "v4:16x16x24 would be 6,144 chips: a slice of v4 has 1 to 4,096"),
+        ("v4-12288", "no TPU is called 'v4-12288'"),
+    ],
+)
+def test_a_slice_that_is_larger_than_any_is_refused(name, words):
+    """Before libtpu, which plans for some of them and ends the process at others."""
+    with pytest.raises(ConfigurationError, match=words):
+        topology_of(name)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_the_compiler_knows_every_machine_and_its_chips():
     """Those of one host, and one chip; a chip is one device, of two cores in a v4 and v5p."""

@@ -93,8 +93,9 @@ class ChipFit:
         """Raises ConfigurationError if the model does not fit, with arithmetic and a remedy."""
         planner = self.planner()
         if self._needed > self.budget:
+            devices = self.partition.devices
             raise ConfigurationError(
-                f"it does not fit on {self.partition.devices} chips: {self.footprint.resident_bytes:,} bytes of weights, "
+                f"it does not fit on {devices} chip{'s' if devices > 1 else ''}: {self.footprint.resident_bytes:,} bytes of weights, "
                 f"{planner.reserved:,} of scratch and {planner.least_described} are {self._needed:,} bytes a chip, and of its "
                 f"{self.chip.hbm_bytes:,} may be used {self.budget:,}. {self._advice(chips)}"
             )
@@ -109,9 +110,12 @@ class ChipFit:
         """The smallest number of chips on which the model fits, in words."""
         for count in range(self.partition.devices + 1, MOST_CHIPS + 1):
             if self._fits(count):
-                larger = f", which takes a topology of {count} chips" if count > chips else ""
+                larger = f", which takes a topology of at least {count} chips" if count > chips else ""
                 return f"The smallest that does: tp={count}{larger}"
-        return f"No number of chips up to {MOST_CHIPS} does: lower max_num_seqs"
+        return (
+            f"No number of chips up to {MOST_CHIPS} does: lower max_num_seqs or max_num_batched_tokens, raise "
+            "hbm_utilization, or set quantization"
+        )
 
     def _fits(self, chips: int) -> bool:
         try:

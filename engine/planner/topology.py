@@ -18,6 +18,8 @@ CUBIC = (
     "12x16x16", "16x16x16", "16x16x24",
 )  # fmt: skip
 """Shapes of the slices that can be had (cloud.google.com/tpu/docs), by number of chips."""
+MOST_CHIPS = {"v4": 4096, "v5e": 256, "v5p": 6144, "v6e": 256}
+"""Of the largest slice. libtpu takes more, up to where it crashes."""
 V5E_MACHINES, V6E_MACHINE = ("ct5lp-hightpu", "ct5l-hightpu"), "ct6e-standard"
 HOST_BOUNDS = (2, 2, 1)
 """Chips of a host by axis, as libtpu assumes; smaller topologies need smaller bounds."""
@@ -38,8 +40,8 @@ def _known_names() -> dict[str, str]:
         names |= {f"{kind}-{chips}": f"v5e:{shape}" for kind in ("v5litepod", "v5e")}
         names[f"v6e-{chips}"] = f"v6e:{shape}"
     for shape in CUBIC:
-        cores = 2 * math.prod(_chips(shape))
-        names |= {f"{kind}-{cores}": f"{kind}:{shape}" for kind in ("v4", "v5p")}
+        chips = math.prod(_chips(shape))
+        names |= {f"{kind}-{2 * chips}": f"{kind}:{shape}" for kind in ("v4", "v5p") if chips <= MOST_CHIPS[kind]}
     for shape in ("1x1", "2x2", "2x4"):
         chips = math.prod(_chips(shape))
         names |= {f"{machine}-{chips}t": f"v5e:{shape}" for machine in V5E_MACHINES}
@@ -56,18 +58,26 @@ _TOPOLOGY = re.compile(r"(?P<kind>v4|v5e|v5litepod|v5p|v6e)[:=_-](?P<shape>\d+x\
 def topology_of(name: str) -> str:
     """``v5e:2x4`` of that topology's name, of ``v5litepod-8`` or of ``ct5lp-hightpu-8t``.
 
-    Raises ConfigurationError, with the names most like it, for any other.
+    Raises ConfigurationError, with the names most like it, for any other, and for a shape that no
+    slice is as large as.
     """
     asked = name.strip().lower()
     if asked in NAMES:
         return NAMES[asked]
     if found := _TOPOLOGY.fullmatch(asked):
-        return f"{found['kind'].replace('v5litepod', 'v5e')}:{found['shape']}"
+        return _checked(found["kind"].replace("v5litepod", "v5e"), found["shape"])
     similar = ", ".join(difflib.get_close_matches(asked, NAMES, 4))
     raise ConfigurationError(
         f"no TPU is called {name!r}{f' (did you mean one of {similar}?)' if similar else ''}: give an accelerator type such as "
         "v6e-1, v5litepod-8 or v5p-8, a machine type such as ct6e-standard-8t, or a topology such as v5e:2x4"
     )
+
+
+def _checked(kind: str, shape: str) -> str:
+    chips, most = math.prod(_chips(shape)), MOST_CHIPS[kind]
+    if not 1 <= chips <= most:
+        raise ConfigurationError(f"{kind}:{shape} would be {chips:,} chips: a slice of {kind} has 1 to {most:,}")
+    return f"{kind}:{shape}"
 
 
 def chips_of(topology: str) -> list[Device]:
