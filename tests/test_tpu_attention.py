@@ -242,10 +242,26 @@ def test_a_tpu_is_served_by_a_kernel(monkeypatch):
     assert choose("TPU v6 lite", asked="xla").attention == xla_backend(BFLOAT16).attention
     assert choose("TPU v2").attention == xla_backend(BFLOAT16).attention and "TPU v2" in choose("TPU v2").description
     assert default_page_size() == 128
-    with pytest.raises(ConfigurationError, match=r"kv_cache_dtype int8 .* choose xla, or for kv_cache_dtype fp8"):
+    with pytest.raises(ConfigurationError, match=r"kv_cache_dtype int8 .*: choose fp8, or attention_backend xla$"):
         choose("TPU v6 lite", np.dtype(np.int8))
     with pytest.raises(ConfigurationError, match=r"attention_backend pallas is for TPU v4, .* not for TPU v2"):
         choose("TPU v2", asked="pallas")
+
+
+@pytest.mark.parametrize(
+    ("page_size", "asked", "extras", "remedy"),
+    [
+        (17, "auto", "sinks", "page_size 17 is no multiple of 16: choose one that is, or attention_backend xla"),
+        (17, "pallas", None, "page_size 17 is no multiple of 16: choose one that is, or attention_backend xla"),
+        (128, "jax", "sinks", "it has no sinks: choose auto or xla"),
+    ],
+)
+def test_what_no_kernel_reads_is_refused_with_its_own_remedy(page_size, asked, extras, remedy):
+    """Another dtype helps no page of the wrong size."""
+    with pytest.raises(ConfigurationError) as refused:
+        tpu_kernel(CHIPS["TPU v5 lite"], page_size, 8, 128, BFLOAT16, asked, extras=extras)
+
+    assert str(refused.value).endswith(f"cannot serve this model on a TPU: {remedy}")
 
 
 @pytest.mark.parametrize(

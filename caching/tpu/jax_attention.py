@@ -177,11 +177,13 @@ def tokens_written(page: PagedAttentionCacheMetaData) -> float:
 
 
 def misfit(page_size: int, dtype: np.dtype, extras: str | None) -> str | None:
-    """Why the kernel cannot serve: it has one scale for all pages, and no extras."""
+    """Why the kernel cannot serve, and what to choose instead: it has one scale for all pages, and no extras."""
     del page_size
     if extras:
-        return f"it has no {extras}"
-    return f"kv_cache_dtype {dtype} has a scale for each token" if is_scaled(dtype) else None
+        return f"it has no {extras}: choose auto or xla"
+    if is_scaled(dtype):
+        return f"kv_cache_dtype {dtype} has a scale for each token: choose fp8, or attention_backend xla"
+    return None
 
 
 def _padded(x: Array, kv_heads: int, head_dim: int) -> Array:

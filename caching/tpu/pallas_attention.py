@@ -40,12 +40,12 @@ def stored_heads(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, in
 
 
 def misfit(page_size: int, dtype: np.dtype, extras: str | None) -> str | None:
-    """Why the kernel cannot read such pages; it has all extras."""
+    """Why the kernel cannot read such pages, and what to choose instead; it has all extras."""
     del extras
     if is_scaled(dtype):
-        return f"kv_cache_dtype {dtype} has a scale for each token"
+        return f"kv_cache_dtype {dtype} has a scale for each token: choose fp8, or attention_backend xla"
     if page_size % granule(dtype):
-        return f"page_size {page_size} is no multiple of {granule(dtype)}"
+        return f"page_size {page_size} is no multiple of {granule(dtype)}: choose one that is, or attention_backend xla"
     return None
 
 

@@ -31,7 +31,8 @@ class TPUKernel:
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]]
     """The kv_heads and head_dim of pages, for a model's kv_heads, head_dim and a dtype."""
     misfit: Callable[[int, np.dtype, str | None], str | None]
-    """Why it cannot serve, or None: page_size in tokens, dtype, what else attention needs."""
+    """Why it cannot serve, and what to choose instead; or None. Of page_size in tokens, dtype, and what
+    else attention needs."""
     tokens_read: Callable[[Chip, PagedAttentionCacheMetaData, int, int], int]
     """Tokens whose keys and values are read: chip, pages, most pages of a row, tokens of a row."""
     tokens_written: Callable[[PagedAttentionCacheMetaData], float]

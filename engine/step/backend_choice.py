@@ -91,9 +91,7 @@ def tpu_kernel(
     for kernel, misfit in zip(found, misfits, strict=True):
         if misfit is None:
             return kernel
-    raise ConfigurationError(
-        f"attention_backend {asked} cannot serve this model on a TPU: {misfits[0]}; choose xla, or for kv_cache_dtype fp8"
-    )
+    raise ConfigurationError(f"attention_backend {asked} cannot serve this model on a TPU: {misfits[0]}")
 
 
 def choose_backend(
