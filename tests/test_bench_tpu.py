@@ -79,3 +79,27 @@ def test_a_mixture_of_experts_is_shown_with_the_share_that_is_read(plan, capsys)
     shown = capsys.readouterr().out.replace("│", " ")
     assert "experts read (estimate)" in " ".join(shown.split())
     assert any(line.split()[-2:] == ["10,000", "25%"] for line in shown.splitlines())
+
+
+def test_steps_with_adapters_have_their_table(plan, capsys):
+    """Where adapters are served, with the sums of these steps; they are not among what runs between steps."""
+    adapted = msgspec.structs.replace(STEP, name="step with adapters", compile_seconds=17.5)
+
+    show_plan(plan)
+    without = capsys.readouterr().out
+    show_plan(msgspec.structs.replace(plan, functions=[*plan.functions, adapted]))
+    tables = capsys.readouterr().out.replace("│", " ")
+
+    assert "adapters" not in without
+    before, _, behind = tables.partition("Between steps, for most rows")
+    assert "Steps with adapters, as they are compiled" in before and "17.5" in before
+    assert "17.5" not in behind and "greedy" in behind
+
+
+def test_no_digit_is_cut_where_the_terminal_is_narrow(plan, monkeypatch, capsys):
+    """Numbers go on in the next line: 10,000 tokens/s are not "10,..."."""
+    monkeypatch.setenv("COLUMNS", "50")
+
+    show_plan(plan)
+
+    assert "…" not in capsys.readouterr().out

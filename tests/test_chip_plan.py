@@ -311,6 +311,26 @@ def test_without_libtpu_it_says_what_to_install(monkeypatch, capsys):
     assert 'libtpu, which compiles for v5e:2x4, is not installed: pip install "odriver[tpu]"' in capsys.readouterr().err
 
 
+def test_what_takes_memory_of_a_daemon_may_be_planned_for(monkeypatch, capsys):
+    """By the same flags as in ``serve``: adapters, the host cache, and a number of pages."""
+    given = []
+
+    def plan_chips(config, *arguments):
+        given.append(config)
+        raise ConfigurationError("seen")
+
+    monkeypatch.setattr("engine.planner.chip_planner.plan_chips", plan_chips)
+    flags = "--enable-lora --max-loras 2 --max-lora-rank 64 --lora-dtype bfloat16 --host-cache-gib 1.5 --num-pages 99"
+    modules = ("--lora-target-modules", "q_proj", "experts")
+
+    assert main(["plan", str(CONFIGS / "Qwen3-8B.json"), "--topology", "v6e-1", *flags.split(), *modules]) == 78
+
+    assert "seen" in capsys.readouterr().err
+    (config,) = given
+    assert (config.enable_lora, config.max_loras, config.max_lora_rank, config.lora_dtype) == (True, 2, 64, "bfloat16")
+    assert (config.lora_target_modules, config.host_cache_gib, config.num_pages) == (("q_proj", "experts"), 1.5, 99)
+
+
 @pytest.fixture(scope="module")
 def _libtpu():
     pytest.importorskip("libtpu")

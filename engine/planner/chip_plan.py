@@ -16,6 +16,7 @@ from engine.models.weights.weight_format import Layout, WeightFormat, table_widt
 from engine.planner.compiled_function import CompiledFunction
 from engine.planner.experts_read import expert_bytes, share_read
 from engine.planner.hlo_traffic import Moved
+from engine.step.forward_programs import ADAPTED_FORWARD, FORWARD
 
 
 class DecodeStep(msgspec.Struct, frozen=True):
@@ -127,7 +128,22 @@ class ChipPlan(msgspec.Struct, frozen=True):
     @property
     def steps(self) -> list[CompiledFunction]:
         """The functions that run the model's layers, by ascending size."""
-        return sorted((one for one in self.functions if one.name == "step"), key=lambda one: one.size)
+        return self._by_size(FORWARD)
+
+    @property
+    def adapted_steps(self) -> list[CompiledFunction]:
+        """The same with adapters; none where none are served."""
+        return self._by_size(ADAPTED_FORWARD)
+
+    @property
+    def others(self) -> list[CompiledFunction]:
+        """All other functions, each for the most rows."""
+        steps = (FORWARD, ADAPTED_FORWARD)
+        by_size = sorted(self.functions, key=lambda one: one.size)
+        return list({one.name: one for one in by_size if one.name not in steps}.values())
+
+    def _by_size(self, name: str) -> list[CompiledFunction]:
+        return sorted((one for one in self.functions if one.name == name), key=lambda one: one.size)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,14 @@ import msgspec
 
 from engine.config import ATTENTION_BACKENDS, KV_CACHE_DTYPES, QUANTIZATIONS
 from ipc.commands.arguments import count
+from ipc.service.settings import add_setting_arguments
 
 CONFIG_FILE = ("config.json",)
 """What is needed of a model."""
+OF_MEMORY = (
+    "num_pages", "host_cache_gib", "enable_lora", "max_loras", "max_lora_rank", "lora_dtype", "lora_target_modules",
+)  # fmt: skip
+"""Settings whose flags are those of ``serve``, word by word."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kernels = [name for name in ATTENTION_BACKENDS if name != "xla"]
     add("--attention-backend", choices=kernels, help="kernel of attention (default: auto, what moves fewest bytes)")
     add("--hbm-utilization", type=float, metavar="F", help="share of the memory that may be used (default: 0.9)")
+    add_setting_arguments(parser, OF_MEMORY)
     add(
         "--tokens",
         type=count,
@@ -86,7 +92,8 @@ def run(options: dict[str, Any]) -> int:
 
     as_json, topology, tokens, model = (options.pop(name) for name in ("json", "topology", "tokens", "model"))
     with start_up(stderr_console()) as shown:
-        config = with_draft_directory(EngineConfig(**options), CONFIG_FILE)
+        modules = tuple(options.pop("lora_target_modules", ()))
+        config = with_draft_directory(EngineConfig(**options, lora_target_modules=modules), CONFIG_FILE)
         plan = plan_chips(config, _config_file(model), topology, tokens, shown.show)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(plan)).decode())

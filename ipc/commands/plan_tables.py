@@ -5,6 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.planner.chip_plan import ChipPlan
+from engine.planner.compiled_function import CompiledFunction
 from ipc.process.tables import facts_table, numbers_table, plain, show
 
 ACCEPTANCES = (0.0, 0.5, 0.7, 0.9)
@@ -13,7 +14,10 @@ ACCEPTANCES = (0.0, 0.5, 0.7, 0.9)
 
 def show_plan(plan: ChipPlan) -> None:
     """Print what a chip holds, what was compiled for it, and how long its steps take."""
-    show(_plan_memory(plan), _plan_steps(plan), _plan_samplers(plan), _plan_decode(plan), _plan_prompts(plan))
+    show(_plan_memory(plan), _plan_steps("Steps", plan.steps))
+    if plan.adapted_steps:
+        show(_plan_steps("Steps with adapters", plan.adapted_steps))
+    show(_plan_others(plan), _plan_decode(plan), _plan_prompts(plan))
     if plan.verified:
         show(_plan_verified(plan))
 
@@ -46,10 +50,10 @@ def _plan_memory(plan: ChipPlan) -> Table:
     return table
 
 
-def _plan_steps(plan: ChipPlan) -> Table:
+def _plan_steps(what: str, steps: list[CompiledFunction]) -> Table:
     headings = ("tokens", "seconds", "scratch", "exchanges a layer", "and besides", "copies, gathers")
-    table = numbers_table("Steps, as they are compiled", *headings)
-    for step in plan.steps:
+    table = numbers_table(f"{what}, as they are compiled", *headings)
+    for step in steps:
         layer = [f"{one.per_layer:g} {one.kind}" for one in step.exchanges if one.per_layer]
         besides = [f"{one.besides} {one.kind}" for one in step.exchanges if one.besides]
         table.add_row(
@@ -60,12 +64,9 @@ def _plan_steps(plan: ChipPlan) -> Table:
     return table
 
 
-def _plan_samplers(plan: ChipPlan) -> Table:
-    table = numbers_table(
-        "Between logits and tokens, for most rows", "", "rows", "seconds", "scratch", "gathers of logits"
-    )
-    largest = {one.name: one for one in sorted(plan.functions, key=lambda one: one.size) if one.name != "step"}
-    for one in largest.values():
+def _plan_others(plan: ChipPlan) -> Table:
+    table = numbers_table("Between steps, for most rows", "", "rows", "seconds", "scratch", "gathers of logits")
+    for one in plan.others:
         gathers = _lines(*one.gathers) or ("none" if one.readable else "not known")
         table.add_row(one.name, f"{one.size}", f"{one.compile_seconds:.1f}", decimal(one.scratch_bytes), gathers)
     return table

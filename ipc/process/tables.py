@@ -42,8 +42,9 @@ def words_table(title: str, *headings: str) -> Table:
 
 
 def numbers_table(title: str, *headings: str) -> Table:
-    """Columns of numbers, each under its heading."""
+    """Columns of numbers, each under its heading. Where there is no room for one it is folded: a digit less is
+    another number."""
     table = Table(title=plain(title, "table.title"), title_justify="left")
     for heading in headings:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     return table
