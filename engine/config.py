@@ -21,6 +21,8 @@ MAX_NUM_SEQS = 64
 MAX_QUEUED_REQUESTS = 1024
 CPU_LORAS = 8
 """Adapters in host memory for each slot, unless the operator says how many."""
+MOST_HOST_CACHE_GIB = 2**16
+"""More than any host has; slots are numbered in 32 bits."""
 MAX_LORA_RANK = 512
 """As in vLLM."""
 MAX_QUEUED_TOKENS = 2**20
@@ -235,7 +237,8 @@ class EngineConfig:
         require_setting(
             self.num_pages is None or self.num_pages >= 2, "num_pages", "at least 2: one is the sink", self.num_pages
         )
-        require_setting(0 <= self.host_cache_gib < math.inf, "host_cache_gib", "0 (none) or more", self.host_cache_gib)
+        gib, most = self.host_cache_gib, MOST_HOST_CACHE_GIB
+        require_setting(0 <= gib <= most, "host_cache_gib", f"0 (none) to {most}", gib)
         if self.host_cache_gib and not self.enable_prefix_caching:
             raise ConfigurationError(
                 "host_cache_gib is a part of the prefix cache: set enable_prefix_caching, or leave it out"

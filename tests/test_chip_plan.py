@@ -316,7 +316,7 @@ def test_what_takes_memory_of_a_daemon_may_be_planned_for(monkeypatch, capsys):
     given = []
 
     def plan_chips(config, *arguments):
-        given.append(config)
+        given.append((config, *arguments))
         raise ConfigurationError("seen")
 
     monkeypatch.setattr("engine.planner.chip_planner.plan_chips", plan_chips)
@@ -326,9 +326,16 @@ def test_what_takes_memory_of_a_daemon_may_be_planned_for(monkeypatch, capsys):
     assert main(["plan", str(CONFIGS / "Qwen3-8B.json"), "--topology", "v6e-1", *flags.split(), *modules]) == 78
 
     assert "seen" in capsys.readouterr().err
-    (config,) = given
+    ((config, *_),) = given
     assert (config.enable_lora, config.max_loras, config.max_lora_rank, config.lora_dtype) == (True, 2, 64, "bfloat16")
     assert (config.lora_target_modules, config.host_cache_gib, config.num_pages) == (("q_proj", "experts"), 1.5, 99)
+
+
+@pytest.mark.parametrize("gib", [-1, float("inf"), float("nan"), 1e300])
+def test_a_host_cache_of_no_size_that_a_host_has_is_refused(gib):
+    """In words, and not by the arithmetic of its slots."""
+    with pytest.raises(ConfigurationError, match=r"host_cache_gib must be 0 \(none\) to 65536, not "):
+        EngineConfig(host_cache_gib=gib)
 
 
 @pytest.fixture(scope="module")
