@@ -246,7 +246,7 @@ def test_a_tier_is_refused_that_the_host_has_no_memory_for():
         check_host_memory(budget, 2**50)
     with pytest.raises(ConfigurationError, match="holds no page, which takes 65,536 bytes"):
         host_budget(EngineConfig(host_cache_gib=0.00001), page, 2, 64)
-    with pytest.raises(ConfigurationError, match=r"0 \(none\) or more, not -1"):
+    with pytest.raises(ConfigurationError, match=r"0 \(none\) to 65536, not -1"):
         EngineConfig(host_cache_gib=-1)
     with pytest.raises(ConfigurationError, match="host_cache_gib is a part of the prefix cache"):
         EngineConfig(host_cache_gib=1, enable_prefix_caching=False)
