@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +159,18 @@ def test_an_error_in_the_middle_of_a_stream_names_it_too(
 ) -> None:
     """As where it takes too long to tell what may come next."""
     asked = {"prompt": "hold"} if path == TEXT else chat("hold")
-    with http.stream("POST", path, json={**asked, **schema(FINE), "stream": True}) as response:
+
+    def fail() -> None:
         request = driver.take()
         driver.say(request, '{"', [1])
         error = RequestError("invalid_request", f"structured_outputs: {TOO_HARD}")
         request.channel.put(ReturnSample(request_id=request.request_id, error=error))
-        *_, last = events(response)
+
+    with ThreadPoolExecutor(1) as pool:  # an answer begins with its first token, or after some seconds
+        failed = pool.submit(fail)
+        with http.stream("POST", path, json={**asked, **schema(FINE), "stream": True}) as response:
+            *_, last = events(response)
+    failed.result()
 
     assert last["error"]["message"] == f"{SCHEMA}: {TOO_HARD}" and last["error"]["param"] == SCHEMA
 
