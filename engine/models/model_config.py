@@ -75,10 +75,13 @@ def read_model_config(directory: Path, families: Path = FAMILIES) -> ModelSpec:
         raise ConfigurationError(f"{directory} is not a directory: give the path of a downloaded model")
     path = config_file(directory)
     model = read_config_file(path, families)
-    given = read_json(path, dict[str, Any])
-    is_open = model.unserved and (TIED not in given or (given[TIED] and "text_config" in given))
-    names = stored_names(directory) if is_open else None
+    names = stored_names(directory) if model.unserved and _leaves_tying_open(read_json(path, dict[str, Any])) else None
     return model if names is None else replace(model, tied_embeddings=not any(name.endswith(HEAD) for name in names))
+
+
+def _leaves_tying_open(given: dict[str, Any]) -> bool:
+    """Whether the weights of a part of a model decide whether embedding and head are one table."""
+    return TIED not in given or bool(given[TIED] and "text_config" in given)
 
 
 def read_config_file(path: Path, families: Path = FAMILIES) -> ModelSpec:

@@ -62,7 +62,7 @@ async def sleep(request: Request) -> Response:
     if mode != "wait":
         raise BodyError(f"mode must be wait, not {mode}: what is open ends first", "mode")
     message = await commanded(request, partial(ControlClient.sleep, level=LEVELS[level]))
-    return json_answer(Slept(int(level), message))
+    return json_answer(Slept(LEVELS[level], message))
 
 
 async def wake_up(request: Request) -> Response:

@@ -167,8 +167,9 @@ class ResponseAnswer:
     def _take(self, event: OutputEvent) -> Iterator[Event]:
         if isinstance(event, Reasoning):
             self.reasoning += event.text
-        logprobs = chat_logprobs(self._tokens.take(event), self._format).content
-        return self._output.take(event, msgspec.to_builtins(logprobs))
+        tokens = self._tokens.take(event)
+        shown = msgspec.to_builtins(chat_logprobs(tokens, self._format).content) if tokens else []
+        return self._output.take(event, shown)
 
     def _numbered(self, event: Event) -> Event:
         self._num_events += 1
