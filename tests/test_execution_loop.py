@@ -48,6 +48,16 @@ class ScriptedInbox:
         return message
 
 
+class SlowInbox(ScriptedInbox):
+    """Each message takes 1.1 ms of a clock of its own."""
+
+    now = 0.0
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Inbound:
+        self.now += 0.0011
+        return super().get(block, timeout)
+
+
 def build_admit(name: str = "a", prompt: str = "ab", max_tokens: int = 2, **params: Any) -> Admit:
     """An admission of a request that the parrot answers with its own prompt."""
     request = OpenRequest(ActiveRequest(request_id=name, channel=QueueChannel()), sequence_id=name)
@@ -126,24 +136,16 @@ def test_who_comes_beside_a_long_step_is_in_the_next_one(monkeypatch: pytest.Mon
 )
 def test_messages_that_come_fast_do_not_keep_steps_from_running(step_seconds: float, per_step: int) -> None:
     """Each takes 1.1 ms: after 5 ms there is a step, or after a fifth of what the step before took, whatever waits."""
-    now = 0.0
-
-    class Slow(ScriptedInbox):
-        def get(self, block: bool = True, timeout: float | None = None) -> Inbound:
-            nonlocal now
-            now += 0.0011
-            return super().get(block, timeout)
 
     class Timed(FakeEngine):
         def step(self) -> list[SequenceOutput]:
-            nonlocal now
-            heard.append(len(loop.inbox.waits))
-            now += step_seconds
+            heard.append(len(messages.waits))
+            messages.now += step_seconds
             return super().step()
 
-    engine, heard = Timed(), list[int]()
-    loop: Any = ExecutionLoop(engine, BoundedQueue(1000), lambda: now)
-    loop.inbox = Slow([build_admit(max_tokens=99), *[Finished("unknown")] * 600])
+    messages, heard = SlowInbox([build_admit(max_tokens=99), *[Finished("unknown")] * 600]), list[int]()
+    loop: Any = ExecutionLoop(Timed(), BoundedQueue(1000), lambda: messages.now)
+    loop.inbox = messages
 
     loop.run()
 
@@ -152,24 +154,16 @@ def test_messages_that_come_fast_do_not_keep_steps_from_running(step_seconds: fl
 
 def test_a_change_that_took_long_leaves_messages_no_more_time_than_a_step() -> None:
     """Such as new weights: a minute is no reason to handle messages for twelve seconds, as requests wait."""
-    now = 0.0
-
-    class Slow(ScriptedInbox):
-        def get(self, block: bool = True, timeout: float | None = None) -> Inbound:
-            nonlocal now
-            now += 0.0011
-            return super().get(block, timeout)
 
     def run(_: object) -> None:
-        nonlocal now
-        now += 60.0
+        messages.now += 60.0
 
-    engine = FakeEngine()
-    loop: Any = ExecutionLoop(engine, BoundedQueue(100), lambda: now)
+    engine, messages = FakeEngine(), SlowInbox([Finished("unknown")] * 600)
+    loop: Any = ExecutionLoop(engine, BoundedQueue(100), lambda: messages.now)
     engine.add(build_admit().sequences[0])
     loop._changes.run = run
     loop._change(ResumeEngine("r", QueueChannel()))
-    loop.inbox = Slow([Finished("unknown")] * 600)
+    loop.inbox = messages
 
     loop._handle_messages()
 
