@@ -21,6 +21,7 @@ from engine.request_limits import ServingLimits
 from engine.sampling.needs import Need
 from engine.sampling_params import SamplingParams
 from engine.scheduling.adapter_slots import AdapterSlots
+from engine.scheduling.estimates.step_costs import StepCosts, sizes_up_to
 from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
@@ -42,6 +43,14 @@ EXPERTS = ("mixtral", "gpt_oss", "llama4", "qwen2_moe", "qwen3_moe")
 """Variants whose experts have adapters."""
 WITH_EXPERTS = ("q_proj", "k_proj", "v_proj", "o_proj", "experts")
 NEEDED = (FORWARD, ADAPTED_FORWARD, LOGPROBS, WRITE_SLOTS, WRITE_ADAPTER)
+
+
+class UnlearnedCosts(StepCosts):
+    """Learns nothing of the steps' times, so that two engines cut prompts in the same places: XLA's
+    products round by the number of rows."""
+
+    def learn(self, num_tokens, seconds, passes=0, *, has_prompts=False):
+        """Nothing."""
 
 
 class FewPrograms(ExecutionManager):
@@ -79,6 +88,7 @@ class AdapterEngines:
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=CHUNK,
             adapters=AdapterSlots(shapes.adapters.max_loras),
+            step_costs=UnlearnedCosts(sizes_up_to(CHUNK)),
         )
         limits = ServingLimits(MAX_MODEL_LEN, 144, ())
         return oEngine(
