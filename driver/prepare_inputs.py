@@ -162,8 +162,10 @@ class PrepareInputs:
         self._check_token_ids(params, ends, bad_words)
         for index, token_ids in enumerate(request.request.resume_token_ids):
             self._check_in_vocabulary(f"resume_token_ids[{index}]", token_ids)
-        if any(request.request.resume_token_ids[:1]):  # the client has them already
-            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        further = params
+        if params.prompt_logprobs is not None:
+            further = msgspec.structs.replace(params, prompt_logprobs=None)
+        is_resumed = any(request.request.resume_token_ids[:1])  # the client has them already
         seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
         request.num_samples = params.n
         salt = self._salt(request, params)
@@ -172,7 +174,7 @@ class PrepareInputs:
             sequence = Sequence(
                 request_id=request.sequence_ids[index],
                 prompt_token_ids=prompt_token_ids,
-                params=params,
+                params=further if index or is_resumed else params,
                 stop_token_ids=stop_token_ids,
                 ignored_token_ids=ends - stop_token_ids,
                 max_tokens=max_tokens,
@@ -184,7 +186,6 @@ class PrepareInputs:
                 adapter_id=0 if request.adapter is None else request.adapter.uid,
             )
             sequences.append(sequence)
-            params = msgspec.structs.replace(params, prompt_logprobs=None)
         self._hash_prompt(sequences)
         request.sequences = sequences
         return sequences
