@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +9,6 @@ from typing import TypeVar
 
 import jax
 
-from caching.cores import usable_cores
 from caching.cpu_kernels import cache_home
 from caching.page_manager import HBMPageManager
 from engine.config import EngineConfig
@@ -43,6 +41,7 @@ from engine.step.host_cache.host_memory import copy_seconds
 from engine.step.runner import eSurgeRunner
 from engine.step.step_shapes import StepShapes
 from engine.warm_up import warm_up
+from engine.xla_threads import limit_xla_threads
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +180,7 @@ def build(
     A smaller pool is tried if the device refuses one, if ``complete`` raises DeviceError because
     it is out of memory, or if the compiled steps need more memory than was planned.
     """
-    _leave_a_core_to_the_kernels()
+    limit_xla_threads()
     report(Progress("preparing kernels", 0, 1, "steps"))
     _use_compilation_cache()
     served = served_model(config)
@@ -278,12 +277,3 @@ def _use_compilation_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache_home() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-def _leave_a_core_to_the_kernels() -> None:
-    """Give XLA:CPU one thread fewer than there are cores, because its threads spin and delay ours.
-
-    With one thread per core a step of one row takes up to 1.8 times as long. XLA has no other
-    setting for this. It reads NPROC when JAX first initializes its devices.
-    """
-    os.environ.setdefault("NPROC", str(max(1, usable_cores() - 1)))

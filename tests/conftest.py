@@ -70,6 +70,7 @@ from caching.cpu_kernels import KernelsUnavailable, load  # noqa: E402
 from driver.grammars.compiler import GrammarCompiler  # noqa: E402
 from driver.text.tokenizer import HuggingFaceTokenizer  # noqa: E402
 from engine import cpu_libraries  # noqa: E402
+from engine.xla_threads import limit_xla_threads  # noqa: E402
 from ipc.process.logs import OURS  # noqa: E402
 from ipc.server import zmq_server  # noqa: E402
 from ipc.service import daemon  # noqa: E402
@@ -116,6 +117,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before any test file is imported."""
     os.environ["XLA_FLAGS"] = "" if config.getoption("compile_as_served") else QUICK
     os.environ["XLA_FLAGS"] = xla_flags(devices=2)
+    limit_xla_threads()  # before a test asks for a device that has built no engine
     if getattr(config.option, "numprocesses", None):  # or else each of the workers would compile the CPU's kernels
         with suppress(KernelsUnavailable):
             cpu_libraries.finish_loading()
