@@ -26,7 +26,8 @@ from engine.hub.obtain import obtained
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.served_model import served_model
-from ipc.service.start_up import _load_tokenizer, facts_alike
+from ipc.service.facts_alike import facts_alike
+from ipc.service.start_up import _load_tokenizer
 
 DRAFTS = 3
 CASES = {

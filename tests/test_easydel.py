@@ -24,7 +24,7 @@ from engine.models.weights.sources.easydel import TENSORSTORE_INDEX, easydel_che
 from engine.models.weights.sources.fingerprint import fingerprint
 from engine.models.weights.sources.opening import check_weights, open_weights
 from engine.models.weights.store import load_decoder
-from ipc.service.start_up import _facts_of_files
+from ipc.service.facts_alike import _facts_of_files
 
 pytestmark = pytest.mark.filterwarnings("default")
 

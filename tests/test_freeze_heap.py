@@ -6,8 +6,8 @@ import weakref
 
 import pytest
 
+from ipc.process.heap import freeze_heap, heap_frozen
 from ipc.process.signals import postponing_signals
-from ipc.service.start_up import freeze_heap, heap_frozen
 
 
 class Kept:

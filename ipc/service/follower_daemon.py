@@ -27,9 +27,10 @@ from engine.hosts.processes import FAULT, Member, follow
 from engine.hosts.sent_weights import stage_as_told
 from engine.hub.obtain import obtained
 from engine.step.commands import AskToStop, Command, Leave, Left, WriteWeights
+from ipc.process.heap import freeze_heap
 from ipc.process.systemd import extend_timeout, notify
+from ipc.service.facts_alike import facts_alike
 from ipc.service.monitoring.watchdog import Watchdog
-from ipc.service.start_up import facts_alike, freeze_heap
 from ipc.service.vm_notices import VMNotices, metadata_server
 
 logger = logging.getLogger(__name__)

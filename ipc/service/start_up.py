@@ -1,18 +1,15 @@
 """From an EngineConfig to a driver that can be started: what takes time in a start."""
 
-import gc
 import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
-from importlib.metadata import version
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
 from prometheus_client.registry import Collector
 
 from driver.request import ReturnSample
@@ -24,9 +21,11 @@ from engine.hub.small_files import vocabulary_file
 from engine.progress import Progress
 from engine.request_limits import ServingLimits
 from engine.speculation.speculative_config import SpeculativeConfig
+from ipc.process.heap import freeze_heap, heap_frozen
 from ipc.process.signals import postponing_signals
 from ipc.server.driver_protocol import Driver
 from ipc.service import device_choice
+from ipc.service.facts_alike import facts_alike
 
 if TYPE_CHECKING:
     from driver.open_requests import OpenRequest
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
     from engine.oengine import oEngine
 
 logger = logging.getLogger(__name__)
-
-EASYDEL = ("metadata.json", "tensorstore_index.json")
-"""Files that say which of EasyDeL's checkpoints a directory has."""
 
 
 class StartableDriver(Driver, Protocol):
@@ -212,54 +208,6 @@ def _fingerprint(of_engine: str, tokenizer: "HuggingFaceTokenizer", limits: Serv
     """The engine's, with what else decides a prompt's tokens and where an output ends."""
     facts = of_engine, tokenizer.fingerprint, limits.eos_token_ids
     return hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
-
-
-def freeze_heap() -> None:
-    """Exempt the objects that there are from the search for cycles: they stay.
-
-    It would visit all of them, with no step meanwhile, whenever requests have made enough others.
-    """
-    gc.collect()
-    gc.freeze()
-
-
-@contextmanager
-def heap_frozen() -> Iterator[None]:
-    """For imports: the search for cycles does not visit what they make, neither now nor later."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def facts_alike(config: EngineConfig) -> dict[str, str]:
-    """The facts that must be equal on all hosts of a daemon, by name."""
-    settings = {
-        f"--{field.name.replace('_', '-')}": str(getattr(config, field.name))
-        for field in fields(config)
-        if field.name
-        not in (
-            *("model", "served_model_name", "tokenizer", "chat_template", "process_id", "coordinator_address"),
-            *("adapter_root", "lora_modules", "speculative_config"),
-        )
-    }
-    speculation, of_draft_model = config.speculation, config.of_draft_model
-    if speculation is not None:
-        settings["--speculative-config"] = str(msgspec.structs.replace(speculation, model=speculation.model and "..."))
-    draft = {} if of_draft_model is None else _facts_of_files(of_draft_model.directory)
-    beside = {f"{name} of the draft model": fact for name, fact in draft.items()}
-    versions = {f"the version of {name}": version(name) for name in ("jax", "jaxlib")}
-    return {**settings, **versions, **_facts_of_files(config.directory), **beside}
-
-
-def _facts_of_files(directory: Path) -> dict[str, str]:
-    files = sorted((path.name, path.stat().st_size) for path in directory.glob("*.safetensors*"))
-    config_file = directory / "config.json"
-    written = config_file.read_text() if config_file.is_file() else ""
-    saved = [path.read_text() for name in EASYDEL for path in sorted(directory.glob(name))]
-    return {"config.json": written, "the files of weights": str(files), "the checkpoint": "".join(saved)}
 
 
 def _drafts_in_words(drafts: SpeculativeConfig, max_num_seqs: int) -> str:
