@@ -12,7 +12,7 @@ import msgspec
 
 from driver.errors import DriverError
 from driver.open_requests import OpenRequest
-from driver.operations.weight_updates import FinishWake, RereadWeights, UpdateWeights
+from driver.operations.weight_updates import FinishUpdate, FinishWake, RereadWeights
 from driver.request import ReturnChannel, UpdateMode
 from driver.resumption import Resumed
 from engine.adapters.adapter import Adapter
@@ -157,7 +157,7 @@ class Ended(msgspec.Struct, frozen=True):
     finish_reason: str
 
 
-Change = SleepEngine | WakeEngine | FinishWake | PauseEngine | ResumeEngine | UpdateWeights
+Change = SleepEngine | WakeEngine | FinishWake | PauseEngine | ResumeEngine | FinishUpdate
 """A command that changes the whole engine, between two steps."""
 Inbound = (
     Admit

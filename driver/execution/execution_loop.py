@@ -14,7 +14,7 @@ from driver.execution.items import Changed, Item, Overdue, source
 from driver.execution.progress import Progress
 from driver.open_requests import OpenRequest
 from driver.operations.engine_changes import EngineChanges
-from driver.operations.weight_updates import FinishWake, UpdateWeights
+from driver.operations.weight_updates import FinishUpdate, FinishWake
 from driver.request import ReturnSample, done_sample, error_sample
 from driver.stages.engine_protocol import Engine
 from driver.stages.queues import BoundedQueue, QueueClosed
@@ -142,7 +142,7 @@ class ExecutionLoop:
                     case Compiled():
                         self._engine.adopt()
                         self.stats = self._engine.stats()
-                    case SleepEngine() | WakeEngine() | FinishWake() | PauseEngine() | ResumeEngine() | UpdateWeights():
+                    case SleepEngine() | WakeEngine() | FinishWake() | PauseEngine() | ResumeEngine() | FinishUpdate():
                         if not self._changes.defer(message):
                             self._change(message)
                     case _:

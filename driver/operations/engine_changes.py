@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from driver.errors import InvalidRequest, Overloaded
-from driver.operations.weight_updates import FinishWake, RereadWeights, UpdateWeights
+from driver.operations.weight_updates import FinishUpdate, FinishWake, RereadWeights
 from driver.request import ReturnSample, UpdateMode, done_sample, error_sample
 from driver.stages.engine_protocol import Engine
 from driver.thread_messages import Change, PauseEngine, ResumeEngine, SleepEngine, WakeEngine
@@ -41,7 +41,7 @@ class EngineChanges:
         self._end = end
         self.paused = False
         """Whether the engine runs no step."""
-        self._deferred: deque[PauseEngine | UpdateWeights] = deque()
+        self._deferred: deque[PauseEngine | FinishUpdate] = deque()
         """Until the engine has no work left."""
         self._num_sleeps = 0
         self._held: dict[str, Sequence] = {}
@@ -77,7 +77,7 @@ class EngineChanges:
 
     def defer(self, change: Change) -> bool:
         """Whether a change waits until the engine has no work."""
-        if not isinstance(change, PauseEngine | UpdateWeights) or _mode(change) != "wait":
+        if not isinstance(change, PauseEngine | FinishUpdate) or _mode(change) != "wait":
             return False
         if self.paused or not (self._engine.has_work or self._deferred):
             return False
@@ -103,7 +103,7 @@ class EngineChanges:
                 answer = self._pause(change)
             case ResumeEngine():
                 answer = self._resume(change)
-            case UpdateWeights():
+            case FinishUpdate():
                 answer = self._update(change)
         if not (self.paused or self._deferred):
             for sequence in self._held.values():
@@ -156,7 +156,7 @@ class EngineChanges:
     def _refuse_deferred_updates(self) -> None:
         """Those in mode wait, as ``_update`` would. Updates are done one after another, so that no other one would be
         done before the engine is resumed, and whoever resumes it may wait for such a one."""
-        for update in [update for update in self._deferred if isinstance(update, UpdateWeights)]:
+        for update in [update for update in self._deferred if isinstance(update, FinishUpdate)]:
             self._deferred.remove(update)
             update.channel.put(self._update(update))
 
@@ -167,7 +167,7 @@ class EngineChanges:
         self.paused = False
         return done_sample(change.request_id, "asleep" if self._engine.stats().asleep else "serving")
 
-    def _update(self, change: UpdateWeights) -> ReturnSample:
+    def _update(self, change: FinishUpdate) -> ReturnSample:
         order, staged = change.order, change.staged
         if order.mode == "wait" and self._engine.has_work:
             return self._refused(change, f"{KEEPS}resume it, or update in mode keep")
@@ -187,7 +187,7 @@ class EngineChanges:
         )
         return done_sample(change.request_id, what, weight_version=version)
 
-    def _refused(self, change: UpdateWeights, why: str) -> ReturnSample:
+    def _refused(self, change: FinishUpdate, why: str) -> ReturnSample:
         self._engine.discard_weights(change.staged)
         logger.warning("weights are not updated: %s", why)
         return error_sample(change.request_id, InvalidRequest(why))
@@ -202,5 +202,5 @@ class EngineChanges:
                 self._end(sequence_id, "abort")
 
 
-def _mode(change: PauseEngine | UpdateWeights) -> UpdateMode:
+def _mode(change: PauseEngine | FinishUpdate) -> UpdateMode:
     return change.mode if isinstance(change, PauseEngine) else change.order.mode

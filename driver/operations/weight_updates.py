@@ -33,8 +33,8 @@ class WeightUpdate(msgspec.Struct, frozen=True):
     channel: ReturnChannel
 
 
-class UpdateWeights(msgspec.Struct, frozen=True):
-    """For the execution thread: write these weights; then answer the channel."""
+class FinishUpdate(msgspec.Struct, frozen=True):
+    """For the execution thread (``EngineChanges``): write these weights; then answer the channel."""
 
     request_id: str
     order: WeightUpdate
@@ -53,7 +53,7 @@ class RereadWeights(msgspec.Struct, frozen=True):
 
 
 class FinishWake(msgspec.Struct, frozen=True):
-    """Write these weights, unless others came meanwhile, and wake; then answer the channel."""
+    """For the execution thread: write these weights, unless others came meanwhile, and wake; then answer the channel."""
 
     request_id: str
     order: RereadWeights
@@ -62,12 +62,13 @@ class FinishWake(msgspec.Struct, frozen=True):
 
 
 class WeightUpdates:
-    """Reads the weights of one order at a time and checks them; ``post`` has them written.
+    """Reads the weights of one order at a time and checks them; ``post`` has them written
+    (``driver/operations/engine_changes.py``).
 
     The next ones are not staged before: the host holds one at most.
     """
 
-    def __init__(self, engine: Engine, post: Callable[[UpdateWeights | FinishWake], None]) -> None:
+    def __init__(self, engine: Engine, post: Callable[[FinishUpdate | FinishWake], None]) -> None:
         self._engine = engine
         self._post = post
         self._queue: TurnQueue[WeightUpdate | RereadWeights] = TurnQueue(MAX_UPDATES, lambda _: ("", ""))
@@ -102,10 +103,10 @@ class WeightUpdates:
             self._written.wait()
             self._written.clear()  # not before: ``close`` may have set it while this one was staged
 
-    def _staged(self, order: WeightUpdate | RereadWeights) -> UpdateWeights | FinishWake:
+    def _staged(self, order: WeightUpdate | RereadWeights) -> FinishUpdate | FinishWake:
         channel = Notifying(order.channel, self._written.set)
         if isinstance(order, WeightUpdate):
-            return UpdateWeights(order.request_id, order, self._engine.stage_weights(order.source), channel)
+            return FinishUpdate(order.request_id, order, self._engine.stage_weights(order.source), channel)
         source = self._engine.missing_weights
         staged = None if source is None else self._engine.stage_weights(source)  # or others have come meanwhile
         return FinishWake(order.request_id, order, staged, channel)
