@@ -4,7 +4,7 @@ Pages that nobody owns are copied to the host before the device evicts them, and
 sequence that has them as its prefix. Recurrent states have a tier of their own, in which a page is
 a slot of the device's. No memory here: copies are lists of numbers that a plan takes along
 (engine/scheduling/host_cache/copies.py), and the device side makes them
-(engine/step/host_cache/host_memory.py).
+(engine/step/host_cache/host_slots.py).
 """
 
 from collections import Counter, OrderedDict, deque

@@ -37,7 +37,7 @@ from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
 from engine.step.failures import MAX_FAILURES_IN_A_ROW
 from engine.step.host_cache.host_budget import check_host_memory
-from engine.step.host_cache.host_memory import copy_seconds
+from engine.step.host_cache.host_slots import copy_seconds
 from engine.step.runner import eSurgeRunner
 from engine.step.step_shapes import StepShapes
 from engine.warm_up import warm_up

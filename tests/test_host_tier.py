@@ -30,9 +30,9 @@ from engine.step.backend_choice import xla_backend
 from engine.step.commands import Leave, MakeCopies, decode_command, encode
 from engine.step.compilation import num_compilations
 from engine.step.executor import StepExecutor
-from engine.step.host_cache import host_memory
+from engine.step.host_cache import host_slots
 from engine.step.host_cache.host_budget import HostBudget, check_host_memory, host_budget
-from engine.step.host_cache.host_memory import HostMemory, copy_seconds
+from engine.step.host_cache.host_slots import HostMemory, copy_seconds
 from engine.step.runner import eSurgeRunner
 from engine.step.step_shapes import StepShapes
 
@@ -255,7 +255,7 @@ def test_a_tier_is_refused_that_the_host_has_no_memory_for():
 def test_the_price_of_a_copy_is_measured(monkeypatch):
     """Seconds for one of several that are copied together, the best of three times."""
     ticks = iter((0.0, 8.0, 10.0, 12.0, 20.0, 23.0))
-    monkeypatch.setattr(host_memory, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr(host_slots, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
 
     assert copy_seconds(2**10, 4) == 0.5
 

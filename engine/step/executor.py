@@ -18,7 +18,7 @@ from engine.sampling.needs import Need
 from engine.speculation.history import PIECE_HEADER, History
 from engine.step.commands import MakeCopies, SampleKept, StepDescription
 from engine.step.execution_manager import ExecutionManager
-from engine.step.host_cache.host_memory import HostMemory
+from engine.step.host_cache.host_slots import HostMemory
 from engine.step.inputs.slot_state import SlotState
 from engine.step.sampling_programs import (
     BIAS,

@@ -29,7 +29,7 @@ from engine.step.commands import (
 )
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
-from engine.step.host_cache.host_memory import HostMemory
+from engine.step.host_cache.host_slots import HostMemory
 from engine.step.inputs.model_io import ModelIOProcessor
 from engine.step.pending_step import PendingStep
 from engine.step.timing.step_gap import Result, StepGaps

@@ -6,7 +6,7 @@ from caching.host_tier import HostTier
 from caching.page_manager import HBMPageManager
 from engine.scheduling.host_cache.host_pages import HostPages
 from engine.scheduling.plan import NextIterationPlan
-from engine.step.host_cache.host_memory import HostMemory
+from engine.step.host_cache.host_slots import HostMemory
 
 
 class HostLink:

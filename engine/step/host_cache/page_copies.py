@@ -1,6 +1,6 @@
 """What gathers pages and states from all layers into arrays of their own, and puts them back.
 
-Such arrays go to the host's memory and come back (engine/step/host_cache/host_memory.py).
+Such arrays go to the host's memory and come back (engine/step/host_cache/host_slots.py).
 """
 
 from collections.abc import Iterator
