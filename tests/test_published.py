@@ -29,7 +29,7 @@ from engine.models.model_config import read_config_file, read_model_config
 from engine.models.partition import split
 from engine.models.weights import int4
 from engine.models.weights.int4 import Int4Experts
-from engine.models.weights.published import packed, stored
+from engine.models.weights.published import packed, quantised_tensor
 from engine.models.weights.published.dequantised import Dequantised
 from engine.models.weights.published.formats import published_format
 from engine.models.weights.published.fp8 import fp8
@@ -134,7 +134,7 @@ def test_parts_of_a_tensor_are_those_of_the_whole(name: str, monkeypatch: pytest
         index = tuple(
             slice(start, int(rng.integers(start, size)) + 1) for start, size in zip(starts, shape, strict=True)
         )
-        monkeypatch.setattr(stored, "ROWS_AT_ONCE", int(rng.integers(1, 300)))
+        monkeypatch.setattr(quantised_tensor, "ROWS_AT_ONCE", int(rng.integers(1, 300)))
         np.testing.assert_array_equal(source.read(tensor, index), whole[index])
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from engine.errors import ConfigurationError
 from engine.models.requirements import UnsupportedError
 from engine.models.weights.published.formats import published_format
-from engine.models.weights.published.stored import Format
+from engine.models.weights.published.quantised_tensor import Format
 from engine.models.weights.sources.tensor_source import Arrays
 
 WHOLE = (slice(None), slice(None))

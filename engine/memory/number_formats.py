@@ -11,7 +11,7 @@ from engine.models.partition import Partition
 from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import Role
 from engine.models.weights.published.compressed_tensors import int8_inputs
-from engine.models.weights.published.stored import UNQUANTISED
+from engine.models.weights.published.quantised_tensor import UNQUANTISED
 from engine.models.weights.store import kept_in_8_bits
 from engine.models.weights.weight_format import WeightFormat
 

@@ -11,7 +11,7 @@ from engine.models.layers.mixer import Cached, InPages, KeysAndValues, Latents, 
 from engine.models.layers.per_layer_input import PerLayerInputSpec
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.parameters import TensorRule
-from engine.models.weights.published.stored import Format
+from engine.models.weights.published.quantised_tensor import Format
 
 if TYPE_CHECKING:
     from engine.models.step_context import StepContext

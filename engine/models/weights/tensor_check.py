@@ -9,7 +9,7 @@ from engine.errors import ConfigurationError
 from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import Parameter
 from engine.models.weights.pieces import pieces
-from engine.models.weights.published.stored import read_whole
+from engine.models.weights.published.quantised_tensor import read_whole
 from engine.models.weights.sources.tensor_source import FLOATS, HEAD, TensorSource
 
 HARMLESS = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")

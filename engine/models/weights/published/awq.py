@@ -8,7 +8,7 @@ import msgspec
 from engine.models.requirements import require, require_one_of, without_nulls
 from engine.models.weights.published.packed import WORD, WORDS, PackedTensor, Zeros, matrix, packed_weights
 from engine.models.weights.published.packings import Packing, Packings, group_size, packings
-from engine.models.weights.published.stored import Format, QuantisedTensor, companion
+from engine.models.weights.published.quantised_tensor import Format, QuantisedTensor, companion
 from engine.models.weights.sources.tensor_source import TensorSource
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)

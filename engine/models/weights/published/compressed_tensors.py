@@ -10,17 +10,15 @@ from engine.errors import ConfigurationError
 from engine.models.requirements import Count, require, require_one_of
 from engine.models.weights.published.int8_inputs import Int8Inputs
 from engine.models.weights.published.packed import WORD, PackedTensor, Zeros, matrix
-from engine.models.weights.published.stored import (
-    FLOATS8,
+from engine.models.weights.published.quantised_tensor import (
     UNQUANTISED,
-    Block,
     Format,
     QuantisedTensor,
     companion,
     companion_if_any,
     read_whole,
-    scaled_tensor,
 )
+from engine.models.weights.published.scaled import FLOATS8, Block, scaled_tensor
 from engine.models.weights.sources.tensor_source import TensorSource
 
 FORMATS = (None, "int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision", "dense")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
-from engine.models.weights.published.stored import Format, QuantisedTensor
+from engine.models.weights.published.quantised_tensor import Format, QuantisedTensor
 from engine.models.weights.sources.tensor_source import TensorInfo, TensorSource
 
 UNREAD = re.compile(r".*\.(input|activation|output|[qkv]|kv)_(scale|zero_point)(_inv)?")

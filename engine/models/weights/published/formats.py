@@ -10,7 +10,7 @@ from engine.models.weights.published.compressed_tensors import compressed_tensor
 from engine.models.weights.published.fp8 import fp8
 from engine.models.weights.published.gptq import gptq
 from engine.models.weights.published.mxfp4 import mxfp4
-from engine.models.weights.published.stored import Format
+from engine.models.weights.published.quantised_tensor import Format
 
 FORMATS: Mapping[str, Callable[[dict[str, Any]], Format]] = MappingProxyType(
     {"fp8": fp8, "fbgemm_fp8": fp8, "compressed-tensors": compressed_tensors, "mxfp4": mxfp4, "awq": awq, "gptq": gptq}

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from engine.models.requirements import Count
-from engine.models.weights.published.stored import FLOATS8, Block, Format, QuantisedTensor, companion, scaled_tensor
+from engine.models.weights.published.quantised_tensor import Format, QuantisedTensor, companion
+from engine.models.weights.published.scaled import FLOATS8, Block, scaled_tensor
 from engine.models.weights.sources.tensor_source import TensorSource
 
 

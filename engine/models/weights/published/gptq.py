@@ -11,7 +11,7 @@ import msgspec
 from engine.models.requirements import require, require_one_of, without_nulls
 from engine.models.weights.published.packed import BITS, WORD, WORDS, PackedTensor, Zeros, matrix, packed_weights
 from engine.models.weights.published.packings import Packing, Packings, group_size, packings
-from engine.models.weights.published.stored import Format, QuantisedTensor, companion, companion_if_any
+from engine.models.weights.published.quantised_tensor import Format, QuantisedTensor, companion, companion_if_any
 from engine.models.weights.sources.tensor_source import TensorSource
 
 LAYOUTS = {"gptq": 1, "gptq_v2": 0}

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
-from engine.models.weights.published.stored import Format, QuantisedTensor, companion, in_chunks
+from engine.models.weights.published.quantised_tensor import Format, QuantisedTensor, companion, in_chunks
 from engine.models.weights.sources.tensor_source import TensorSource
 
 BLOCKS, SCALES = "_blocks", "_scales"

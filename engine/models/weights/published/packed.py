@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
 from engine.models.weights.published.packings import Packing, Packings
-from engine.models.weights.published.stored import QuantisedTensor, in_chunks, read_scales, read_whole
+from engine.models.weights.published.quantised_tensor import QuantisedTensor, in_chunks, read_scales, read_whole
 from engine.models.weights.sources.tensor_source import TensorSource
 
 WORD = 32
