@@ -6,7 +6,6 @@ from pathlib import Path
 
 import jax
 from flax import nnx
-from jax import Array
 
 from engine.errors import ConfigurationError
 from engine.hub.names import BUCKET
@@ -30,6 +29,7 @@ from engine.models.weights.sources.opening import open_weights
 from engine.models.weights.sources.tensor_source import Arrays, TensorSource
 from engine.served_model import ServedModel
 from engine.step.compilation import counted_apart
+from engine.step.split_decoder import shape_of
 
 MAY_DIFFER = ("dtype", "published", "tensors", "unserved", "further_layers", "eos_token_ids")
 """Fields of a ModelSpec that say how weights are stored and beside what, and the tokens that end an
@@ -104,7 +104,7 @@ class LiveWeights:
         shapes = []
         for path, variable in nnx.to_flat_state(nnx.state(self._decoder)):
             served = variable.get_value()
-            shapes.append((path, variable.replace(jax.tree.map(_shape, served))))
+            shapes.append((path, variable.replace(jax.tree.map(shape_of, served))))
             jax.tree.map(delete, served)
         nnx.update(self._decoder, nnx.from_flat_state(shapes))
         self.are_there = False
@@ -144,7 +144,3 @@ def _check_same_model(path: str, theirs: ModelSpec, ours: ModelSpec) -> None:
             raise ConfigurationError(
                 f"{path}: its config.json describes another model than the one that is served: {field} differs"
             )
-
-
-def _shape(leaf: Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)

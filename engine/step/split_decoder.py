@@ -63,7 +63,7 @@ def state_arguments(
     return backend.abstract_cache(pool, mesh), *state
 
 
-def shape_of(leaf: Array) -> jax.ShapeDtypeStruct:
+def shape_of(leaf: Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """What a program is lowered with in the place of this array."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
