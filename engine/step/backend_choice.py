@@ -64,6 +64,21 @@ def tpu_backend(chip: Chip, kernel: TPUKernel) -> Backend:
     )
 
 
+def cpu_backend() -> Backend:
+    """Our kernels, compiled if needed. Raises UnknownInstructions and KernelsUnavailable."""
+    finish_loading()
+    panels.panel_width()
+    cpu_sampler.prepare()
+    cpu_unpack.prepare()
+    cpu_verification.prepare()
+    cpu_rows.prepare()
+    return Backend(
+        CPUAttention(), cpu_attention.allocate, description="oDriver's CPU kernels", layout=Layout.PANELS,
+        skips_padding=True, unpack=cpu_unpack.unpack, sampling=cpu_sampler.CPU_SAMPLING,
+        verify=cpu_verification.verify, rows=CPU_ROWS,
+    )  # fmt: skip
+
+
 def tpu_kernel(
     chip: Chip,
     page_size: int,
@@ -127,13 +142,7 @@ def choose_backend(
     if devices > 1:
         return replace(xla, description=f"{xla.description}: oDriver's CPU kernels are for one device")
     try:
-        finish_loading()
-        panels.panel_width()
-        cpu_sampler.prepare()
-        cpu_unpack.prepare()
-        cpu_verification.prepare()
-        cpu_rows.prepare()
-        width = cpu_attention.vector_width()
+        ours, width = cpu_backend(), cpu_attention.vector_width()
     except UnknownInstructions as error:
         raise ConfigurationError(str(error)) from None
     except KernelsUnavailable as unavailable:
@@ -142,11 +151,6 @@ def choose_backend(
     misfit: str | None = "as was asked for"
     if attention_backend != "xla":
         misfit = _cpu_misfit(page_size, head_dim, kv_dtype, width, latents=latents)
-    ours = Backend(
-        CPUAttention(), cpu_attention.allocate, description="oDriver's CPU kernels", layout=Layout.PANELS,
-        skips_padding=True, unpack=cpu_unpack.unpack, sampling=cpu_sampler.CPU_SAMPLING,
-        verify=cpu_verification.verify, rows=CPU_ROWS,
-    )  # fmt: skip
     if misfit:
         return ours.with_attention_of(xla, f"{ours.description}, attention by XLA: {misfit}")
     return ours
