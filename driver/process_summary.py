@@ -37,8 +37,7 @@ class ProcessSummary:
         summaries: BoundedQueue[Summary],
         post: Callable[[Finished], None],
         metrics: RequestMetrics,
-        begun: Callable[[OpenRequest], None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
+        begun: Callable[[OpenRequest], None],
     ) -> None:
         self._tokenizer = tokenizer
         self._open_requests = open_requests
@@ -46,7 +45,6 @@ class ProcessSummary:
         self._post = post
         self._metrics = metrics
         self._begun = begun
-        self._clock = clock
         self._replies: dict[str, _Reply] = {}
         """By sequence id."""
         self.stage = Stage("process summary", self._handle, self._fail, _source)
@@ -64,7 +62,7 @@ class ProcessSummary:
                         self._read([SequenceOutput(sequence_id, [], finish_reason)])
 
     def _read(self, outputs: list[SequenceOutput], weight_version: int = 1) -> None:
-        now = self._clock()
+        now = time.monotonic()
         for output in outputs:
             reply = self._replies.get(output.request_id)
             if reply is not None:
@@ -89,7 +87,7 @@ class ProcessSummary:
     def _resume(self, reply: "_Reply", resumed: Resumed) -> None:
         """Reads what the client has; delivers the end, if that is one."""
         output = resumed.output
-        sample = reply.sample(output, self._clock(), resumed.read)
+        sample = reply.sample(output, time.monotonic(), resumed.read)
         if sample.finish_reason is not None:
             end = ReturnSample(
                 request_id=sample.request_id,
@@ -98,7 +96,7 @@ class ProcessSummary:
                 stop_reason=sample.stop_reason,
                 usage=sample.usage,
             )
-            self._put(reply, output, end, self._clock())
+            self._put(reply, output, end, time.monotonic())
 
     def _deliver(self, item: "_ReplyOutput") -> None:
         reply, output, now = item.reply, item.output, item.now
@@ -129,7 +127,7 @@ class ProcessSummary:
             reply.opened.request.request.channel.put(sample)
 
     def _fail(self, item: "Opened | _ReplyOutput", error: DriverError) -> None:
-        self._end(_opened(item).request, error, self._clock())
+        self._end(_opened(item).request, error, time.monotonic())
 
     def _end(self, request: OpenRequest, error: DriverError, now: float, ended: str | None = None) -> None:
         """Ends a request with an error; the engine has ended the sequence ``ended`` already."""

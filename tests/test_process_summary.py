@@ -28,7 +28,9 @@ class Stage:
         self.open_requests = OpenRequests(lambda *_: None, lambda _: None)
         self.metrics = RequestMetrics(max_model_len=100)
         self.summaries: BoundedQueue[Summary] = BoundedQueue(100)
-        stage = ProcessSummary(FakeTokenizer(), self.open_requests, self.summaries, self.heard.put, self.metrics)
+        stage = ProcessSummary(
+            FakeTokenizer(), self.open_requests, self.summaries, self.heard.put, self.metrics, lambda _: None
+        )
         self.thread = SafeThread("summary", stage.run, on_death=lambda *_: None)
         self.thread.start()
 

@@ -150,9 +150,9 @@ def _disconnects(named: Callable[..., Figure], prompts: Prompts, gateway: Gatewa
     yield named("files that they leave open", "", [max(0, after.files - before.files)], more_is_better=False)
 
 
-async def disconnect_at_random(url: str, prompts: Prompts, count: int, *, seed: int = 0) -> int:
+async def disconnect_at_random(url: str, prompts: Prompts, count: int) -> int:
     """Ask so many things, whole and streamed, and hang up on most: at once, after some events or a moment; how many."""
-    rng, turns = np.random.default_rng(seed), asyncio.Semaphore(AT_ONCE)
+    rng, turns = np.random.default_rng(0), asyncio.Semaphore(AT_ONCE)
 
     async def ask() -> bool:
         async with turns:

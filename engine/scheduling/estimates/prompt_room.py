@@ -33,7 +33,7 @@ class PromptRoom:
         """Tokens for prompts of a step without decoding rows, where so many tokens of prompts wait."""
         return self._costs.least_tokens(self._budget, LOSS) if num_waiting > FLOOD * self._budget else self._budget
 
-    def beside(self, num_tokens: int, passes: int = 0) -> int | None:
+    def beside(self, num_tokens: int, passes: int) -> int | None:
         """Tokens for prompts beside decoding rows that have so many, and so many passes of a draft
         model; None before costs are known."""
         alone, drafting = self._costs.seconds(num_tokens, passes), self._costs.drafting_seconds(passes)

@@ -16,7 +16,7 @@ class PromptChunks:
     the step, until ``grant_rest`` divides what nobody else needs.
     """
 
-    def __init__(self, memory: SequenceMemory, room: int, long: int, rows: int, short: int = 0) -> None:
+    def __init__(self, memory: SequenceMemory, room: int, long: int, rows: int, short: int) -> None:
         self.room = room
         self._rows = rows
         self.counts: dict[Sequence, int] = {}

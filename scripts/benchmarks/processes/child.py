@@ -60,7 +60,7 @@ class Child:
         return msgspec.json.decode(line, type=answer)
 
 
-def ask_once(module: str, question: Any, answer: Any = Any) -> Any:
+def ask_once(module: str, question: Any, answer: Any) -> Any:
     """One question to a child of its own."""
     with Child(module) as child:
         return child.ask(question, answer)

@@ -82,9 +82,9 @@ class Trace:
     client: NDArray[np.int64]
 
 
-def draw_trace(shape: Shape, rate: float, count: int, seed: int = 0) -> Trace:
-    """``count`` requests at ``rate`` a second; the same seed gives the same, whatever the rate but for the times."""
-    rng = np.random.default_rng(seed)
+def draw_trace(shape: Shape, rate: float, count: int) -> Trace:
+    """``count`` requests at ``rate`` a second: the same each time, whatever the rate but for the times."""
+    rng = np.random.default_rng(0)
     weights = 1 / np.arange(1, CLIENTS + 1) ** ZIPF
     counts = rng.multinomial(count, weights / weights.sum())
     parts = [_of_client(rng, shape, client, int(many), count / rate) for client, many in enumerate(counts) if many]
