@@ -5,6 +5,9 @@ from typing import Literal, NamedTuple
 from ipc.gateway.output.markers import before, behind_space, without_space
 from ipc.gateway.output.output_events import Content, OutputEvent, Reasoning, joined
 
+Place = Literal["begin", "thought", "pause", "wrapped", "content"]
+"""Where the parser is in an answer."""
+
 
 class ReasoningFormat(NamedTuple):
     """The reasoning format of a family of models: between ``start`` and ``end``.
@@ -79,7 +82,7 @@ class ReasoningParser:
         self._row = row
         self._thinks = row.always if opened is None else opened
         """Whether reasoning begins with the first token, without ``start``."""
-        self._place: Literal["begin", "thought", "pause", "wrapped", "content"] = "begin"
+        self._place: Place = "begin"
         if opened is False:
             self._after_thought()
         self._nothing_yet = True
@@ -123,16 +126,7 @@ class ReasoningParser:
         self._place = "pause" if self._row.content[0] else "content"
 
     def _think(self, at_end: bool) -> str:
-        end = self._row.end
-        if self._nothing_yet:
-            self._text = self._text.lstrip()
-        if end in self._text:
-            thought, _, self._text = self._text.partition(end)
-            self._place = "pause"
-            return without_space(thought)
-        settled = len(self._text) if at_end else len(before(self._text, end))
-        self._nothing_yet = self._nothing_yet and not settled
-        return self._take(settled)
+        return self._up_to(self._row.end, "pause", at_end)
 
     def _pause(self, at_end: bool) -> None:
         """Between reasoning and content."""
@@ -146,14 +140,17 @@ class ReasoningParser:
 
     def _unwrapped(self, at_end: bool) -> str:
         """Content up to the mark that ends it; what follows is content as well."""
-        end = self._row.content[1]
+        return self._up_to(self._row.content[1], "content", at_end)
+
+    def _up_to(self, mark: str, then: Place, at_end: bool) -> str:
+        """The text in front of a mark, less the space beside it; behind the mark the place is ``then``."""
         if self._nothing_yet:
             self._text = self._text.lstrip()
-        said, found, rest = self._text.partition(end)
+        text, found, rest = self._text.partition(mark)
         if found:
-            self._place, self._text = "content", rest
-            return without_space(said)
-        settled = len(self._text) if at_end else len(before(self._text, end))
+            self._place, self._text = then, rest
+            return without_space(text)
+        settled = len(self._text) if at_end else len(before(self._text, mark))
         self._nothing_yet = self._nothing_yet and not settled
         return self._take(settled)
 
