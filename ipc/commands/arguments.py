@@ -90,6 +90,10 @@ def add_command(commands: Any, name: str, what: str) -> argparse.ArgumentParser:
     return parser
 
 
+def no_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of a command that has none."""
+
+
 def seconds(text: str) -> float:
     """Above 0, and less than a day."""
     try:

@@ -21,7 +21,7 @@ from ipc.commands import (
     plan_command,
     which_daemon,
 )
-from ipc.commands.arguments import Parser, ShowVersion, add_command, count, seconds
+from ipc.commands.arguments import Parser, ShowVersion, add_command, count, no_arguments, seconds
 from ipc.errors import AddressError, KeyFileError, OdriverError
 from ipc.service import settings
 from ipc.wire.addresses import default_address
@@ -67,7 +67,7 @@ def parser() -> Parser:
         ("gateway", gateway_command.add_arguments, gateway_command.run, "serve OpenAI's HTTP API in front of daemons"),
         ("config", _settings_arguments, _config, "show what holds for a daemon started like this, and whence"),
         ("install-service", _install_arguments, _install, "have systemd run a daemon with these settings"),
-        ("uninstall-service", _no_arguments, _uninstall, "stop the service, and remove what install-service wrote"),
+        ("uninstall-service", no_arguments, _uninstall, "stop the service, and remove what install-service wrote"),
         ("complete", complete.add_arguments, complete.run, "continue a text"),
         ("chat", chat.add_arguments, chat.run, "talk with the model"),
         ("batch", _batch_arguments, _batch, "answer a file of requests, and again only what is missing"),
@@ -110,10 +110,6 @@ def _install_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="store_true", default=False, help="write it even where the service could not run as it is"
     )
-
-
-def _no_arguments(parser: argparse.ArgumentParser) -> None:
-    pass
 
 
 def _batch_arguments(parser: argparse.ArgumentParser) -> None:

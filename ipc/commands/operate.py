@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from driver.request import RequestOrder, UpdateMode
 from ipc.commands import which_daemon
-from ipc.commands.arguments import count, seconds, timeout
+from ipc.commands.arguments import count, no_arguments, seconds, timeout
 from ipc.control_client import ControlClient
 from ipc.errors import RequestFailed
 from ipc.service.configuration import LOG_LEVELS
@@ -31,10 +31,6 @@ def run(command: Command, options: dict[str, Any]) -> int:
     address, key = which_daemon.take(options)
     with ControlClient(address, key=key, wait=False) as control:
         return command.run(control, options) or 0
-
-
-def _no_arguments(parser: argparse.ArgumentParser) -> None:
-    pass
 
 
 def _status_arguments(parser: argparse.ArgumentParser) -> None:
@@ -191,14 +187,14 @@ COMMANDS = [
         lambda control, options: write(control.sleep(options["level"])),
         "have the daemon finish what it has, and give back the memory of its pages until it is woken",
     ),
-    Command("wake", _no_arguments, lambda control, _: write(control.wake()), "have a sleeping daemon serve again"),
+    Command("wake", no_arguments, lambda control, _: write(control.wake()), "have a sleeping daemon serve again"),
     Command(
         "pause",
         _pause_arguments,
         lambda control, options: write(control.pause(options["mode"], clear_cache=not options["keep_cache"])),
         "have the daemon compute nothing until it is resumed",
     ),
-    Command("resume", _no_arguments, lambda control, _: write(control.resume()), "have a paused daemon go on"),
+    Command("resume", no_arguments, lambda control, _: write(control.resume()), "have a paused daemon go on"),
     Command(
         "update-weights",
         _update_arguments,
@@ -207,13 +203,13 @@ COMMANDS = [
     ),
     Command(
         "reload",
-        _no_arguments,
+        no_arguments,
         lambda control, _: write(control.reload()),
         "have the daemon read its configuration and its keys again",
     ),
     Command(
         "reset-prefix-cache",
-        _no_arguments,
+        no_arguments,
         lambda control, _: write(control.reset_prefix_cache()),
         "have the daemon forget the prompts that it keeps computed",
     ),
