@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels_needed import kernels_needed
 
 from caching import cpu_kernels
 from caching.attention import cpu_attention
 from caching.attention.xla_attention import GPU_DECODE_BLOCK_TOKENS, XLAAttention
-from caching.cpu_kernels import KernelsUnavailable
 from engine.errors import ConfigurationError
 from engine.models.weights import panels
 from engine.models.weights.weight_format import Layout
@@ -63,10 +63,8 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
 
 def test_a_shape_the_kernel_does_not_know_is_left_to_xla():
     """Pages or heads that are no whole vectors are attended by XLA, while weights are packed all the same."""
-    try:
+    with kernels_needed():
         panels.panel_width()
-    except KernelsUnavailable as unavailable:
-        pytest.skip(str(unavailable))
 
     backend = choose_backend(4, 64, FLOAT32)
 
@@ -77,10 +75,8 @@ def test_a_shape_the_kernel_does_not_know_is_left_to_xla():
 @pytest.mark.parametrize("kv_dtype", [jnp.int8, jnp.float8_e4m3fn])
 def test_pages_the_kernel_does_not_know_are_left_to_xla(kv_dtype):
     """It is said which, and they are attended as what they hold."""
-    try:
+    with kernels_needed():
         panels.panel_width()
-    except KernelsUnavailable as unavailable:
-        pytest.skip(str(unavailable))
 
     backend = choose_backend(16, 64, np.dtype(kv_dtype))
 

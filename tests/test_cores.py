@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from kernels_needed import kernels_needed
 
 from caching import control_groups, cpu_kernels
 from caching.cores import usable_cores
@@ -45,10 +46,8 @@ def test_a_container_has_the_cores_of_its_limit(group: Path, own: str | None, ou
 @pytest.mark.parametrize(("cores", "callers"), [(1, 3), (4, 1), (5, 7)])
 def test_each_task_is_done_once_whoever_calls(cores: int, callers: int, tmp_path: Path) -> None:
     """With more threads than cores, more callers than loops, loops in loops, and helpers that sleep."""
-    try:
+    with kernels_needed():
         compiler = cpu_kernels.compiler()
-    except cpu_kernels.KernelsUnavailable as unavailable:
-        pytest.skip(str(unavailable))
     source, program = Path(__file__).parent / "callers.cc", tmp_path / "callers"
     flags = ("-std=c++17", "-O2", f"-I{cpu_kernels.HEADERS}", "-pthread")
     subprocess.run([compiler, *flags, str(source), "-o", str(program)], check=True)

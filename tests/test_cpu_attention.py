@@ -6,18 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels_needed import kernels_needed
 from plain_attention import plain_attention, without_what_windows_have_passed
 
 from caching.attention import cpu_attention
 from caching.attention.cpu_attention import CPUAttention
 from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
-from caching.cpu_kernels import KernelsUnavailable
 from engine.models.rope import rotate
 
-try:
+with kernels_needed():
     WIDTH = cpu_attention.vector_width()
-except KernelsUnavailable as unavailable:
-    pytest.skip(str(unavailable), allow_module_level=True)
 
 KV_HEADS, PAGES_PER_SEQ = 2, 40
 SPEC = AttentionSpec(0.3)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels_needed import kernels_needed
 
-from caching.cpu_kernels import KernelsUnavailable
 from engine.sampling.sampler_inputs import PARAMETERS, SamplerInputs, pack_inputs
 from engine.scheduling.sequence import NO_DRAFT
 from engine.speculation import cpu_verification
@@ -35,11 +35,9 @@ METHODS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def _has_kernels():
-    try:
+    with kernels_needed():
         cpu_unpack.prepare()
         cpu_verification.prepare()
-    except KernelsUnavailable as unavailable:
-        pytest.skip(str(unavailable))
 
 
 @cache

@@ -12,18 +12,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels_needed import kernels_needed
 
 from caching import instruction_set
-from caching.cpu_kernels import KernelsUnavailable
 from engine.models.weights import panels
 
 ROOT = Path(__file__).parent.parent
 FORMS = ["float32", "bfloat16", "int8", "int4 32", "int4 64", "int4 128"]
 
-try:
+with kernels_needed():
     WIDTH = panels.panel_width()
-except KernelsUnavailable as unavailable:
-    pytest.skip(str(unavailable), allow_module_level=True)
 
 grouped = jax.jit(panels.grouped_product, static_argnums=3)
 product = jax.jit(panels.product, static_argnums=2)

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import build_checkpoint
+from kernels_needed import kernels_needed
 
 from caching.attention import cpu_attention
 from caching.attention.cpu_attention import CPUAttention
 from caching.attention.spec import AttentionSpec
 from caching.attention.twin import Heads, largest_error
 from caching.attention.xla_attention import XLAAttention
-from caching.cpu_kernels import KernelsUnavailable
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.tpu.pallas_attention import PallasAttention
 from caching.tpu.tpu_chip import CHIPS
@@ -46,11 +46,9 @@ SPECS = (AttentionSpec(0.25), AttentionSpec(0.3, window=5, soft_cap=9.0), Attent
 @pytest.fixture(scope="module", autouse=True)
 def _kernels():
     """The CPU's kernels, without which there is nothing to check."""
-    try:
+    with kernels_needed():
         panels.panel_width()
         cpu_attention.vector_width()
-    except KernelsUnavailable as unavailable:
-        pytest.skip(str(unavailable))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from kernels_needed import kernels_needed
 
 from caching import cpu_kernels, instruction_set
 from caching.cpu_kernels import ATTENTION, KernelsUnavailable, compile_library, find
@@ -45,10 +46,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def with_compiler(machine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same machine after g++ was installed."""
     monkeypatch.undo()
-    try:
+    with kernels_needed():
         compiler = cpu_kernels.compiler()
-    except KernelsUnavailable as unavailable:
-        pytest.skip(str(unavailable))
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setenv("XDG_CACHE_HOME", str(machine.parent / "cache"))
     monkeypatch.setattr(cpu_kernels, "SHIPPED", machine.parent / "compiled")

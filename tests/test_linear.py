@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from kernels_needed import kernels_needed
 
-from caching.cpu_kernels import KernelsUnavailable
 from engine.mesh import one_device
 from engine.models.linear import linear, look_up
 from engine.models.weights.forms import Dense
@@ -14,10 +14,8 @@ from engine.models.weights.panels import panel_width
 from engine.models.weights.parameters import Parameter, Role, tensors
 from engine.models.weights.weight_format import Layout, WeightFormat
 
-try:
+with kernels_needed():
     WIDTH = panel_width()
-except KernelsUnavailable as unavailable:
-    pytest.skip(str(unavailable), allow_module_level=True)
 
 
 def build_kernel(depth, *out, dtype=np.float32):

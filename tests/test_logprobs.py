@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from checkpoints import build_checkpoint
 from flax import nnx
+from kernels_needed import kernels_needed
 from loading import load
 from plain_attention import DenseAttention
 
-from caching.cpu_kernels import KernelsUnavailable
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.models.step_context import StepContext
@@ -113,10 +113,8 @@ def test_logprobs_equal_a_plain_forward_pass(directory, settings):
 )
 def test_a_cpus_kernel_gives_the_same_logprobs(vocabulary):
     """Ids and ranks are equal, the first of equal tokens first, in a vocabulary of one block, of less, and of many."""
-    try:
+    with kernels_needed():
         cpu_sampler.prepare()
-    except KernelsUnavailable as unavailable:
-        pytest.skip(str(unavailable))
     rng = np.random.default_rng(vocabulary)
     logits = np.round(rng.normal(0, 5, (7, vocabulary)), 1).astype(np.float32)  # rounded, so that some are equal
     logits[1] *= 100

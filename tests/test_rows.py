@@ -4,16 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels_needed import kernels_needed
 
-from caching.cpu_kernels import KernelsUnavailable
 from engine.models.cpu.rows import CPU_ROWS, GATED, prepare
 from engine.models.layers.activation import Activation
 from engine.models.layers.row_operations import XLA_ROWS
 
-try:
+with kernels_needed():
     prepare()
-except KernelsUnavailable as unavailable:
-    pytest.skip(str(unavailable), allow_module_level=True)
 
 shapes = pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 70), (300, 259), (2, 20_000)])
 """Of a part of a vector, of several tasks, and of one row in a task."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import jax
 import pytest
+from kernels_needed import kernels_needed
 from xla_flags import MAX_ISA
 
 from caching import instruction_set
-from caching.cpu_kernels import KernelsUnavailable
 from caching.instruction_set import available
 from engine.errors import ConfigurationError
 from engine.models.weights import panels
@@ -26,10 +26,8 @@ FUNCTIONS = ["norm", "logprobs", "penalties", "mixed weights"]
 DRAWS = ["mixed", "temperature weights", "truncated weights", "temperature", "truncated"]
 """Of which "mixed" has both, in one batch, and draws with the weights of "mixed weights"."""
 
-try:
+with kernels_needed():
     panels.panel_width()
-except KernelsUnavailable as unavailable:
-    pytest.skip(str(unavailable), allow_module_level=True)
 
 
 @pytest.mark.parametrize(

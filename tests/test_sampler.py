@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from kernels_needed import kernels_needed
 
-from caching.cpu_kernels import KernelsUnavailable
 from engine.sampling import cpu_sampler, sampler
 from engine.sampling.logit_floors import MASKED_OUT
 from engine.sampling.row_blocks import BLOCK, in_blocks, top
@@ -25,10 +25,8 @@ choose = jax.jit(jax.vmap(sampler.choose, in_axes=(None, 1)))
 
 def prepare_kernel():
     """Where there is none, the test is skipped."""
-    try:
+    with kernels_needed():
         cpu_sampler.prepare()
-    except KernelsUnavailable as unavailable:
-        pytest.skip(str(unavailable))
 
 
 @pytest.fixture(

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kernels_needed import kernels_needed
 
-from caching.cpu_kernels import KernelsUnavailable
 from engine.sampling import cpu_sampler
 from engine.sampling.cpu_sampler import CPU_SAMPLING
 from engine.sampling.operations import XLA_SAMPLING
@@ -17,10 +17,8 @@ from engine.step.kernel_checks.sampling_faults import sampling_fault
 @pytest.fixture(scope="module", autouse=True)
 def _kernels():
     """The CPU's kernels, without which there is nothing to check."""
-    try:
+    with kernels_needed():
         cpu_sampler.prepare()
-    except KernelsUnavailable as unavailable:
-        pytest.skip(str(unavailable))
 
 
 def asking(**named):

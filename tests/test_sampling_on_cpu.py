@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels_needed import kernels_needed
 
-from caching.cpu_kernels import KernelsUnavailable
 from engine.sampling import cpu_sampler
 from engine.sampling.cpu_sampler import CPU_SAMPLING
 from engine.sampling.logit_bias import ANY, MAX_BANS, MAX_HIDDEN, NONE, RECENT, LogitBias
@@ -33,10 +33,8 @@ TOKENS = np.array([0, 1, 4095, 4096, VOCAB - 1])
 
 @pytest.fixture(autouse=True, scope="module")
 def _has_kernels():
-    try:
+    with kernels_needed():
         cpu_sampler.prepare()
-    except KernelsUnavailable as unavailable:
-        pytest.skip(str(unavailable))
 
 
 def in_turn(change, logits, state, packed, fed):
