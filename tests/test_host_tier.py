@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoints import VARIANTS, build_checkpoint
+from checkpoints import build_checkpoint
 from flax import nnx
 from poisoned_engines import CopyingRunner, GreedyManager, engine_over, tokens_and_failed, tokens_of, turns
 
@@ -43,11 +43,8 @@ PAGE_SIZE, WINDOW, CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 11, 8, 3, 80
 @pytest.fixture(scope="module")
 def manager(tmp_path_factory):
     """The programs of a Gemma 3 of two layers and random weights: two groups, one with a window."""
-    variant = VARIANTS["gemma3"]
-    config = {**variant.config, "num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": WINDOW}
-    VARIANTS["gemma3_with_host"] = dataclasses.replace(variant, config=config)
-    model = read_model_config(build_checkpoint(tmp_path_factory.mktemp("gemma"), "gemma3_with_host"))
-    del VARIANTS["gemma3_with_host"]
+    config = {"num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": WINDOW}
+    model = read_model_config(build_checkpoint(tmp_path_factory.mktemp("gemma"), "gemma3", **config))
     partition, backend = Partition(model), xla_backend(FLOAT32)
     decoder = Decoder(partition, nnx.Rngs(0))
     pool = dataclasses.replace(backend.one_page(partition, PAGE_SIZE, FLOAT32), num_pages=1 + 2 * 80)
