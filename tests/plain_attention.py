@@ -1,5 +1,6 @@
 """The plain twins that attention is held against: of kernels over pages, and of a decoder over whole rows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -9,9 +10,20 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, LatentInputs, LatentSpec
+from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, LatentInputs, LatentSpec, PageTable
 from caching.page_manager import SINK_PAGE
 from engine.models.step_context import LayerCache, Place
+
+
+def padded_table(q_lens: Sequence[int], kv_lens: Sequence[int], page_indices: NDArray[np.int32]) -> PageTable:
+    """Of rows with so many queries and tokens; ``page_indices`` has as many rows as the step, and the last are of nobody."""
+    padding = len(page_indices) - len(q_lens)
+    return PageTable(
+        kv_lens=jnp.asarray([*kv_lens, *[0] * padding], jnp.int32),
+        page_indices=jnp.asarray(page_indices),
+        cu_q_lens=jnp.asarray([0, *np.cumsum(q_lens), *[sum(q_lens)] * padding], jnp.int32),
+        num_seqs=jnp.asarray([len(q_lens)], jnp.int32),
+    )
 
 
 def plain_attention(

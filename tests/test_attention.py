@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention as kernel_twin
-from plain_attention import plain_attention, without_what_windows_have_passed
+from plain_attention import padded_table, plain_attention, without_what_windows_have_passed
 
-from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
+from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView
 from caching.attention.xla_attention import XLAAttention, write_pages
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import LARGEST, as_read, as_stored, stored_head_dim
@@ -33,13 +33,7 @@ def build_step(q_lens, kv_lens, *, rows=None, tokens=None, seed=0):
     for row, length in enumerate(kv_lens):
         for column in range(-(-length // PAGE_SIZE)):
             page_indices[row, column] = free.pop()
-    padding = rows - len(q_lens)
-    table = PageTable(
-        kv_lens=jnp.asarray([*kv_lens, *[0] * padding], jnp.int32),
-        page_indices=jnp.asarray(page_indices),
-        cu_q_lens=jnp.asarray([0, *np.cumsum(q_lens), *[sum(q_lens)] * padding], jnp.int32),
-        num_seqs=jnp.asarray([len(q_lens)], jnp.int32),
-    )
+    table = padded_table(q_lens, kv_lens, page_indices)
     q = rng.standard_normal((tokens, KV_HEADS * GROUP, HEAD_DIM), np.float32)
     kv_pages = rng.standard_normal((num_pages, KV_HEADS, 2, PAGE_SIZE, HEAD_DIM), np.float32)
     kv_pages[0] = np.nan

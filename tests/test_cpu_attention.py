@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kernels_needed import kernels_needed
-from plain_attention import plain_attention, without_what_windows_have_passed
+from plain_attention import padded_table, plain_attention, without_what_windows_have_passed
 
 from caching.attention import cpu_attention
 from caching.attention.cpu_attention import CPUAttention
@@ -34,12 +34,7 @@ def build_step(q_lens, kv_lens, *, group=3, head_dim=32, page_size=16, padding=0
     page_indices = np.zeros((len(q_lens) + padding, PAGES_PER_SEQ), np.int32)
     for row, count in enumerate(counts):
         page_indices[row, :count] = [next(free) for _ in range(count)]
-    table = PageTable(
-        kv_lens=jnp.asarray([*kv_lens, *[0] * padding], jnp.int32),
-        page_indices=jnp.asarray(page_indices),
-        cu_q_lens=jnp.asarray([0, *np.cumsum(q_lens), *[sum(q_lens)] * padding], jnp.int32),
-        num_seqs=jnp.asarray([len(q_lens)], jnp.int32),
-    )
+    table = padded_table(q_lens, kv_lens, page_indices)
     tokens = sum(q_lens) + padding
     shapes = [(tokens, KV_HEADS * group, head_dim), *[(tokens, KV_HEADS, head_dim)] * 2]
     q, k, v = (rng.standard_normal(shape, np.float32) for shape in shapes)

@@ -10,7 +10,7 @@ import pytest
 from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensors
 from flax import nnx
 from loading import FLOAT32, load
-from plain_attention import expanded, plain_attention
+from plain_attention import expanded, padded_table, plain_attention
 
 from caching.attention.latent_projections import LatentFactors, LatentProjections
 from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, LatentInputs, LatentSpec, PageTable
@@ -55,13 +55,7 @@ def build_step(q_lens, kv_lens, rank, *, rows, tokens, dtype=np.float32, width=N
             page_indices[row, column] = free.pop()
         if length % PAGE_SIZE:
             pages[page_indices[row, length // PAGE_SIZE], ..., length % PAGE_SIZE :, :] = np.nan
-    padding = rows - len(q_lens)
-    table = PageTable(
-        kv_lens=jnp.asarray([*kv_lens, *[0] * padding], jnp.int32),
-        page_indices=jnp.asarray(page_indices),
-        cu_q_lens=jnp.asarray([0, *np.cumsum(q_lens), *[sum(q_lens)] * padding], jnp.int32),
-        num_seqs=jnp.asarray([len(q_lens)], jnp.int32),
-    )
+    table = padded_table(q_lens, kv_lens, page_indices)
     shapes = (tokens, HEADS, NOPE), (tokens, HEADS, ROPE), (tokens, rank + ROPE), (HEADS, NOPE + VALUES, rank)
     *tokens_of, base = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes)
     inputs = LatentInputs(*tokens_of, LatentProjections(base / np.array(rank**0.5, dtype), NOPE))

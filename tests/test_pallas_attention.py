@@ -10,10 +10,10 @@ from compiled_attention import assert_compiles_in_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
-from plain_attention import plain_attention, without_what_windows_have_passed
+from plain_attention import padded_table, plain_attention, without_what_windows_have_passed
 from tpu_twins import plain_twin
 
-from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
+from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView
 from caching.attention.xla_attention import XLAAttention
 from caching.tpu import pallas_geometry, pallas_writes
 from caching.tpu.jax_attention import MOST_PAGES_PER_SEQ, TPUAttention, rows_at_once
@@ -44,14 +44,8 @@ def build_step(lens, *, heads, kv_heads, head_dim, dtype, seed=0, page_dtype=Non
     """
     rng = np.random.default_rng(seed)
     q_lens, kv_lens = zip(*lens, strict=True)
-    padding = rows - len(lens)
     page_indices = rng.permutation(np.arange(1, 1 + rows * PAGES_PER_SEQ)).reshape(rows, -1).astype(np.int32)
-    table = PageTable(
-        kv_lens=jnp.asarray([*kv_lens, *[0] * padding], jnp.int32),
-        page_indices=jnp.asarray(page_indices),
-        cu_q_lens=jnp.asarray([0, *np.cumsum(q_lens), *[sum(q_lens)] * padding], jnp.int32),
-        num_seqs=jnp.asarray([len(lens)], jnp.int32),
-    )
+    table = padded_table(q_lens, kv_lens, page_indices)
     shapes = [(TOKENS, heads, head_dim), *[(TOKENS, kv_heads, head_dim)] * 2]
     q, k, v = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes)
     pages = np.full((page_indices.size + 1, kv_heads, 2, PAGE_SIZE, head_dim), np.nan)

@@ -10,7 +10,7 @@ from checkpoints import build_checkpoint
 from compiled_attention import assert_compiles_in_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_attention import without_what_windows_have_passed
+from plain_attention import padded_table, without_what_windows_have_passed
 from tpu_twins import plain_twin
 
 from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
@@ -43,14 +43,8 @@ def build_step(rows, *, heads, kv_heads, head_dim, dtype, seed):
     """Random q, k, v of a step, its table, and pools of the same random pages, one for the kernel and one for XLA."""
     rng = np.random.default_rng(seed)
     q_lens, kv_lens = zip(*rows, strict=True)
-    padding = ROWS - len(rows)
     page_indices = rng.permutation(np.arange(1, 1 + ROWS * PAGES_PER_SEQ)).reshape(ROWS, -1).astype(np.int32)
-    table = PageTable(
-        kv_lens=jnp.asarray([*kv_lens, *[0] * padding], jnp.int32),
-        page_indices=jnp.asarray(page_indices),
-        cu_q_lens=jnp.asarray([0, *np.cumsum(q_lens), *[sum(q_lens)] * padding], jnp.int32),
-        num_seqs=jnp.asarray([len(rows)], jnp.int32),
-    )
+    table = padded_table(q_lens, kv_lens, page_indices)
     shapes = [(TOKENS, heads, head_dim), *[(TOKENS, kv_heads, head_dim)] * 2]
     q, k, v = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes)
     plain = rng.standard_normal((page_indices.size + 1, kv_heads, 2, PAGE_SIZE, head_dim))
