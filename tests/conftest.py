@@ -60,6 +60,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 import jax  # noqa: E402
 import psutil  # noqa: E402
 from browser import chromium, page_in  # noqa: E402
+from daemons import News  # noqa: E402
 from fake_driver import PATIENCE, FakeDriver, serving  # noqa: E402
 from gateways import gateway  # noqa: E402
 from grammar_constraints import running  # noqa: E402
@@ -185,6 +186,15 @@ def driver(address: str) -> Iterator[FakeDriver]:
     driver = FakeDriver()
     with serving(address, driver):
         yield driver
+
+
+@pytest.fixture
+def news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[News]:
+    """A listener in systemd's place."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    news = News(tmp_path / "notify")
+    yield news
+    news.close()
 
 
 @pytest.fixture(scope="session")

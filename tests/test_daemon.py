@@ -31,15 +31,6 @@ from ipc.wire import keys
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture
-def news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[News]:
-    """A listener in systemd's place."""
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-    news = News(tmp_path / "notify")
-    yield news
-    news.close()
-
-
 def send_signal(number: int = signal.SIGTERM) -> None:
     """What `kill` would do."""
     os.kill(os.getpid(), number)

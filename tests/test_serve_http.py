@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -52,15 +52,6 @@ def run_with(daemon: Daemon, talk: Callable[[], Any], news: News) -> tuple[int, 
         talking = thread.submit(talk_when_ready)
         code = daemon.run()
         return code, talking.result()
-
-
-@pytest.fixture
-def news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[News]:
-    """A listener in systemd's place."""
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-    news = News(tmp_path / "notify")
-    yield news
-    news.close()
 
 
 def gateways() -> list[psutil.Process]:
