@@ -22,7 +22,7 @@ from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence as Generated
 from scripts.benchmarks.compiled.lora import ADAPTERS, RANK, ROWS
-from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.figures.figure import MILLISECONDS, Figure, figure
 from scripts.benchmarks.models import model_directory
 from scripts.benchmarks.processes.child import answer_all, ask_once
 
@@ -30,7 +30,6 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
 WITHOUT = "without"
 PROMPT, TOKENS, UNSETTLED = 4, 60, 8
 """Tokens of a prompt and of an output; steps at either end of a turn that are not counted."""
-MILLISECONDS = 1000
 
 
 def measure_adapters(model: str, repeats: int) -> Iterator[Figure]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from ipc.benchmark.timeline import percentile
+from scripts.benchmarks.clients.latencies import itls, ttfts
 from scripts.benchmarks.clients.rates import throughput
 from scripts.benchmarks.clients.workload import Prompts, Workload, checked
 from scripts.benchmarks.figures.figure import Figure, figure
@@ -12,7 +13,6 @@ from scripts.benchmarks.peers.systems import Ours
 
 STREAMS, SHORT_PROMPT, LONG_OUTPUT = 16, 16, 384
 ARRIVING, LONG_PROMPT, SHORT_OUTPUT = 16, 512, 32
-MILLISECONDS = 1000
 PATIENCE = 60.0
 """Seconds until all streams run."""
 
@@ -20,8 +20,8 @@ PATIENCE = 60.0
 def measure_arrivals(model: str, prompts: Prompts, streams: Ours, arriving: Ours, repeats: int) -> Iterator[Figure]:
     """The time between tokens of streams, the time to first token of prompts that come at once, and tokens/s."""
     _warm_up(prompts, streams)
-    itls: list[list[float]] = []
-    ttfts: list[list[float]] = []
+    all_itls: list[list[float]] = []
+    all_ttfts: list[list[float]] = []
     rates: list[float] = []
     for _ in range(repeats):
         with ThreadPoolExecutor(1) as background:
@@ -31,17 +31,17 @@ def measure_arrivals(model: str, prompts: Prompts, streams: Ours, arriving: Ours
             others = Workload(prompts.take(ARRIVING, LONG_PROMPT), SHORT_OUTPUT)
             answers = checked(arriving.run(others), others)
             timelines = checked(running.result(), asked)
-        itls.append([MILLISECONDS * gap for timeline in timelines for gap in timeline.itls])
-        ttfts.append([MILLISECONDS * timeline.ttft for timeline in answers])
+        all_itls.append(itls(timelines))
+        all_ttfts.append(ttfts(answers))
         rates.append(throughput([*timelines, *answers]))
     group = f"{ARRIVING} prompts of {LONG_PROMPT} beside {STREAMS} streams, {model}"
     for percent in (50, 99):
-        values = [percentile(run, percent) for run in itls]
+        values = [percentile(run, percent) for run in all_itls]
         yield figure(group, f"ITL p{percent} of the streams", "ms", values, more_is_better=False)
-    ratios = [percentile(run, 99) / percentile(run, 50) for run in itls]
+    ratios = [percentile(run, 99) / percentile(run, 50) for run in all_itls]
     yield figure(group, "ITL p99, times p50", "", ratios, more_is_better=False)
     for percent in (50, 99):
-        values = [percentile(run, percent) for run in ttfts]
+        values = [percentile(run, percent) for run in all_ttfts]
         yield figure(group, f"TTFT p{percent} of the prompts", "ms", values, more_is_better=False)
     yield figure(group, "all", "tok/s", rates)
 

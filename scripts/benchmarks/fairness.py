@@ -1,9 +1,10 @@
 """One client floods the daemon with long prompts; what does another one feel, that sends a short one now and then?"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from ipc.benchmark.timeline import Timeline, percentile
+from scripts.benchmarks.clients.latencies import ttfts
 from scripts.benchmarks.clients.workload import Prompts, System, Workload, checked
 from scripts.benchmarks.figures.figure import Figure, figure
 
@@ -12,7 +13,6 @@ FLOOD, LONG_PROMPT, LONG_OUTPUT = 500, 900, 16
 PROBES, SHORT_PROMPT, SHORT_OUTPUT = 400, 16, 8
 INTERVAL = 0.1
 """Seconds between two of the short ones."""
-MILLISECONDS = 1000
 
 
 def measure_fairness(
@@ -21,13 +21,13 @@ def measure_fairness(
     """The other's time to first token beside the flood and alone, and how many times longer it is."""
     probe = lambda: Workload(prompts.take(probes, SHORT_PROMPT), SHORT_OUTPUT, interval=INTERVAL)  # noqa: E731
     _run(other, Workload(prompts.take(4, SHORT_PROMPT), SHORT_OUTPUT))  # not counted
-    alone = _ttfts(_run(other, probe()))
+    alone = ttfts(_run(other, probe()))
     with ThreadPoolExecutor(1) as background:
         water = background.submit(_run, flooding, Workload(prompts.take(flood, LONG_PROMPT), LONG_OUTPUT))
         answers = _run(other, probe())
         flooded = water.result()
     ends = max(timeline.last_at for timeline in flooded)
-    beside = _ttfts([timeline for timeline in answers if timeline.sent_at < ends])
+    beside = ttfts([timeline for timeline in answers if timeline.sent_at < ends])
     group = f"fairness, {name}"
     yield figure(group, "short ones sent beside the flood", "", [len(beside)])
     for percent in (50, 99):
@@ -36,12 +36,8 @@ def measure_fairness(
         yield figure(group, f"TTFT p{percent}, times that of alone", "", [ours / theirs], more_is_better=False)
     seconds = ends - min(timeline.sent_at for timeline in flooded)
     yield figure(group, "the flood's prompts", "tok/s", [flood * LONG_PROMPT / seconds])
-    yield figure(group, "the flood's TTFT p50", "ms", [percentile(_ttfts(flooded), 50)], more_is_better=False)
+    yield figure(group, "the flood's TTFT p50", "ms", [percentile(ttfts(flooded), 50)], more_is_better=False)
 
 
 def _run(system: System, workload: Workload) -> list[Timeline]:
     return checked(system.run(workload), workload)
-
-
-def _ttfts(timelines: Sequence[Timeline]) -> list[float]:
-    return [MILLISECONDS * timeline.ttft for timeline in timelines]

@@ -16,10 +16,11 @@ import psutil
 from ipc.benchmark.timeline import Timeline, percentile
 from ipc.client import Client
 from scripts.benchmarks.clients.http_stream import post
+from scripts.benchmarks.clients.latencies import ttfts
 from scripts.benchmarks.clients.rates import throughput
 from scripts.benchmarks.clients.way import Way
 from scripts.benchmarks.clients.workload import Prompts, Workload, checked
-from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.figures.figure import MILLISECONDS, Figure, figure
 from scripts.benchmarks.processes.child import Child
 from scripts.benchmarks.processes.daemon import Daemon
 from scripts.benchmarks.processes.footprint import Footprint
@@ -36,7 +37,7 @@ IDLE = 500
 DISCONNECTS, AT_ONCE = 1000, 64
 PATIENCE = 60.0
 """Seconds in which what was hung up on must have ended."""
-MILLISECONDS, MICROSECONDS = 10**3, 10**6
+MICROSECONDS = 10**6
 
 
 class GatewayLeaks(Exception):
@@ -95,7 +96,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _ttft(timelines: list[Timeline]) -> float:
-    return MILLISECONDS * percentile([timeline.ttft for timeline in timelines], 50)
+    return percentile(ttfts(timelines), 50)
 
 
 def _added_alone(prompts: Prompts, gateway: Gateway) -> float:

@@ -7,11 +7,10 @@ from typing import Any
 from ipc.benchmark.timeline import Timeline, percentile
 from scripts.benchmarks.clients.rates import decode_rate
 from scripts.benchmarks.clients.workload import Prompts, System, Workload, checked
-from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.figures.figure import MILLISECONDS, Figure, figure
 
 NEIGHBOURS = 63
 PROMPT, OUTPUT = 32, 128
-MILLISECONDS = 1000
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "tags": {"enum": ["a", "b", "c"]}},

@@ -30,12 +30,11 @@ from engine.step.sampling_programs import (
     WRITE_PENALTIES,
     SamplingPrograms,
 )
-from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.figures.figure import MILLISECONDS, Figure, figure
 from scripts.benchmarks.processes.child import answer_all, ask_once
 
 ROWS = 64
 VOCABULARIES = (32_000, 152_064)
-MILLISECONDS = 1000
 ALONE = (" once", " alone")
 """Ends of the names of what is no step."""
 FLAT, PEAKED = 3.0, 12.0

@@ -8,9 +8,10 @@ from statistics import median
 import psutil
 
 from ipc.benchmark.timeline import Timeline, percentile
+from scripts.benchmarks.clients.latencies import itls, ttfts
 from scripts.benchmarks.clients.rates import decode_rate, throughput
 from scripts.benchmarks.clients.workload import Prompts, System, Workload, checked
-from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.figures.figure import MILLISECONDS, Figure, figure
 from scripts.benchmarks.limits import Limits
 from scripts.benchmarks.models import Size
 from scripts.benchmarks.peers.systems import Ours
@@ -20,7 +21,6 @@ AT_ONCE = (1, 8, 32)
 LASTING = 8
 """Tokens out for each row, so that the first still decodes when the last one begins to."""
 STREAMS = 16
-MILLISECONDS = 1000
 IDLE_PERCENT = 5
 """Of all cores, below which a machine is idle, over so many seconds."""
 IDLE_INTERVAL, IDLE_SECONDS = 0.2, 10.0
@@ -43,7 +43,7 @@ def measure_serve(
         yield _figure(model, f"decode, {rows} at once", "tok/s", rate, limit=limit)
     runs = take_turns(systems, partial(_workload, prompts, STREAMS), repeats)
     yield _figure(model, f"{STREAMS} streams", "tok/s", _of(runs, throughput))
-    for name, values in (("TTFT", _ttfts), ("ITL", _itls)):
+    for name, values in (("TTFT", ttfts), ("ITL", itls)):
         for percent in (50, 99):
             figures = {
                 system: [percentile(values(run), percent) for run in repetitions]
@@ -153,11 +153,3 @@ def _decode_rates(repetitions: list[list[Timeline]]) -> list[float]:
 
 def _of(runs: Runs, figure_of: Callable[[list[Timeline]], float]) -> dict[str, list[float]]:
     return {system: [figure_of(run) for run in repetitions] for system, repetitions in runs.items()}
-
-
-def _ttfts(timelines: list[Timeline]) -> list[float]:
-    return [MILLISECONDS * timeline.ttft for timeline in timelines]
-
-
-def _itls(timelines: list[Timeline]) -> list[float]:
-    return [MILLISECONDS * gap for timeline in timelines for gap in timeline.itls]

@@ -10,7 +10,7 @@ import numpy as np
 
 from ipc.benchmark.timeline import percentile
 from ipc.client import Client
-from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.figures.figure import MILLISECONDS, Figure, figure
 from scripts.benchmarks.models import size_of
 from scripts.benchmarks.processes.daemon import Daemon
 
@@ -23,7 +23,6 @@ SETTINGS = (
     "--num-pages", str(POOL_PAGES), "--page-size", str(PAGE_SIZE), "--max-model-len", "2048", "--max-num-seqs", "8",
 )  # fmt: skip
 HOST_GIB = "1"
-MILLISECONDS = 1000
 
 
 @dataclass

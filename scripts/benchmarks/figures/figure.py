@@ -5,6 +5,9 @@ from statistics import median
 
 import msgspec
 
+MILLISECONDS = 1000
+"""In a second."""
+
 
 class Figure(msgspec.Struct, kw_only=True):
     """One cell of the tables."""

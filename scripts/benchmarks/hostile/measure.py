@@ -12,7 +12,7 @@ from typing import Any, Self
 import msgspec
 
 from ipc.errors import OdriverError
-from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.figures.figure import MILLISECONDS, Figure, figure
 from scripts.benchmarks.hostile.catalogue import ATTACKS
 from scripts.benchmarks.hostile.endings import ENDINGS, hang_up_on_start
 from scripts.benchmarks.hostile.honest import Report
@@ -29,7 +29,6 @@ SLOWDOWN = 3.0
 """How much longer an honest client may wait beside an attack than beside as many ordinary clients."""
 LEAST = 0.1
 """Seconds that nobody complains of, whatever they are a multiple of."""
-MILLISECONDS = 1000
 QUOTED = 3
 
 

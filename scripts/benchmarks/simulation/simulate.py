@@ -11,7 +11,7 @@ from multiprocessing import get_context
 import numpy as np
 
 from ipc.benchmark.timeline import percentile
-from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.figures.figure import MILLISECONDS, Figure, figure
 from scripts.benchmarks.simulation.accelerator import Accelerator, CostModel, Transformer
 from scripts.benchmarks.simulation.policies import PAGE_SIZE, POLICIES, SHIPPED, Policy
 from scripts.benchmarks.simulation.simulator import Simulator
@@ -21,7 +21,6 @@ REQUESTS = 1_000_000
 """Of all runs together."""
 TTFT_LIMIT, TPOT_LIMIT = 2.0, 0.03
 """Seconds. Who keeps both is served well: that many are the goodput."""
-MILLISECONDS = 1000
 AT = " at "
 
 

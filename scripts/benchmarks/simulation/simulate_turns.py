@@ -25,7 +25,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.host_cache.host_budget import STEPS_STAGED
 from ipc.benchmark.timeline import percentile
-from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.figures.figure import MILLISECONDS, Figure, figure
 from scripts.benchmarks.simulation.accelerator import Accelerator, CostModel, Transformer
 
 CHIP = CHIPS["TPU v6 lite"]
@@ -39,7 +39,6 @@ FIRST_PROMPT, PROMPT, OUTPUT = 2000, 300, 200
 """Tokens, on average: each is drawn between a half of it and one and a half."""
 HOST_GIB = 128
 """A v6e's host has 1,536 GiB for eight chips."""
-MILLISECONDS = 1000
 
 
 @dataclass
