@@ -50,6 +50,15 @@ class Life:
         output = self.output[: self.length]
         return output[: output.index(EOS) + 1] if EOS in output else output
 
+    def check_received(self) -> None:
+        """It has ended, and has received what it was to give; one that was ended early, the beginning of that."""
+        whole = self.expected
+        wanted = whole if self.reason is not None else whole[: len(self.received)]
+        assert self.received == self.sequence.output_token_ids == wanted, "a token is lost, doubled or another's"
+        if self.reason is not None and self.sequence.params.prompt_logprobs is not None:
+            asked = len(self.sequence.prompt_token_ids) - 1
+            assert self.num_prompt_logprobs == asked, "a prompt's token has no log-probabilities, or twice"
+
 
 def random_prompt(random: Random, longest: int) -> list[int]:
     """Often the beginning of another's, or all of it."""

@@ -97,12 +97,7 @@ class SchedulerHistory:
         assert not self._drawn.slots.num_owned, "everybody has ended, and slots are owned"
         self._adapters.check_end()
         for life in self._ended:
-            whole = life.expected
-            wanted = whole if life.reason is not None else whole[: len(life.received)]
-            assert life.received == life.sequence.output_token_ids == wanted, "a token is lost, doubled or another's"
-            if life.reason is not None and life.sequence.params.prompt_logprobs is not None:
-                asked = len(life.sequence.prompt_token_ids) - 1
-                assert life.num_prompt_logprobs == asked, "a prompt's token has no log-probabilities, or twice"
+            life.check_received()
             check_told(life)
 
     def _flood(self) -> None:
