@@ -12,7 +12,8 @@ import jax
 from caching.cpu_kernels import cache_home
 from caching.page_manager import HBMPageManager
 from engine.config import EngineConfig
-from engine.device_errors import DeviceError, device_errors
+from engine.devices.device_errors import DeviceError, device_errors
+from engine.devices.xla_threads import limit_xla_threads
 from engine.errors import ConfigurationError
 from engine.hosts.other_processes import ALONE, OtherProcesses
 from engine.hosts.processes import least_of_all
@@ -41,7 +42,6 @@ from engine.step.host_cache.host_slots import copy_seconds
 from engine.step.runner import eSurgeRunner
 from engine.step.step_shapes import StepShapes
 from engine.warm_up import warm_up
-from engine.xla_threads import limit_xla_threads
 
 logger = logging.getLogger(__name__)
 

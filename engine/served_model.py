@@ -15,11 +15,11 @@ import numpy as np
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.config import EngineConfig
-from engine.device_errors import acquire_devices
+from engine.devices.device_errors import acquire_devices
+from engine.devices.mesh import DeviceMesh
 from engine.errors import ConfigurationError
 from engine.memory.footprint import Footprint
 from engine.memory.number_formats import in_words, page_dtype, quantizations
-from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.generation_config import GenerationConfig, chosen_generation_config
 from engine.models.head_specs import MTPHeadSpec

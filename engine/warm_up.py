@@ -4,7 +4,7 @@ from collections.abc import Sequence as ListOf
 
 import numpy as np
 
-from engine.device_errors import DeviceError
+from engine.devices.device_errors import DeviceError
 from engine.errors import ConfigurationError
 from engine.oengine import oEngine
 from engine.sampling.token_masks import mask_words

@@ -13,7 +13,7 @@ from loading import load
 
 from caching.page_manager import HBMPageManager
 from engine.adapters.slot_arrays import WRITE_ADAPTER, AdapterSizes
-from engine.mesh import DeviceMesh
+from engine.devices.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.oengine import oEngine

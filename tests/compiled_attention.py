@@ -9,7 +9,7 @@ from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, Pa
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.tpu.tpu_chip import CHIPS
 from caching.tpu.tpu_kernels import TPUKernel
-from engine.mesh import DeviceMesh
+from engine.devices.mesh import DeviceMesh
 from engine.planner.topology import chips_of
 from engine.step.compilation import lower
 

@@ -71,7 +71,7 @@ from caching.cpu_kernels import KernelsUnavailable, load  # noqa: E402
 from driver.grammars.compiler import GrammarCompiler  # noqa: E402
 from driver.text.tokenizer import HuggingFaceTokenizer  # noqa: E402
 from engine import cpu_libraries  # noqa: E402
-from engine.xla_threads import limit_xla_threads  # noqa: E402
+from engine.devices.xla_threads import limit_xla_threads  # noqa: E402
 from ipc.process.logs import OURS  # noqa: E402
 from ipc.server import zmq_server  # noqa: E402
 from ipc.service import daemon  # noqa: E402

@@ -10,8 +10,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from engine.mesh import COPY, TP, DeviceMesh
-from engine.xla_threads import DISPATCHERS, limit_xla_threads
+from engine.devices.mesh import COPY, TP, DeviceMesh
+from engine.devices.xla_threads import DISPATCHERS, limit_xla_threads
 
 SIZE, SUMS, AHEAD = 256, 4, 200
 

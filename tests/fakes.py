@@ -12,7 +12,7 @@ import numpy as np
 
 from driver.text.conversation import Chat
 from engine.adapters.adapter import Adapter, AdapterError
-from engine.device_errors import DeviceError
+from engine.devices.device_errors import DeviceError
 from engine.errors import ConfigurationError
 from engine.live.weight_source import StartWeights, WeightArrays, WeightSource
 from engine.metrics.engine_stats import EngineStats

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from engine.mesh import DeviceMesh
+from engine.devices.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.model_config import read_model_config
 from engine.models.partition import split

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from caching.page_manager import SINK_PAGE, HBMPageManager
-from engine.device_errors import DeviceError, device_errors
+from engine.devices.device_errors import DeviceError, device_errors
 from engine.oengine import oEngine
 from engine.request_limits import ServingLimits
 from engine.sampling.needs import Need

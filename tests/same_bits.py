@@ -15,7 +15,7 @@ from checkpoints import build_checkpoint
 from flax import nnx
 from loading import load
 
-from engine.mesh import one_device
+from engine.devices.mesh import one_device
 from engine.models.cpu.rows import CPU_ROWS, prepare
 from engine.models.layers.norm import RMSNorm
 from engine.models.model_config import read_model_config

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from engine.mesh import one_device
+from engine.devices.mesh import one_device
 from engine.models.adapters.adapted import Adapted, AdapterRows, Apart, Masked, Parts
 from engine.models.adapters.slot_words import num_words, slot_words
 from engine.models.weights.forms import form_of

@@ -18,8 +18,8 @@ from engine.adapters import patterns
 from engine.adapters.adapter import AdapterError
 from engine.adapters.reader import AdapterReader
 from engine.adapters.slot_arrays import AdapterSizes, slot_arrays
+from engine.devices.mesh import one_device
 from engine.errors import ConfigurationError
-from engine.mesh import one_device
 from engine.models.weights.weight_format import Layout
 
 KIND = ADAPTERS["llama2"]["everything"]

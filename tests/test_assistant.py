@@ -19,9 +19,9 @@ from test_live_weights import wake
 from test_speculative_engine import answers, build_engine, build_sequences
 
 from engine.config import EngineConfig
+from engine.devices.mesh import DeviceMesh
 from engine.errors import ConfigurationError
 from engine.hub.obtain import with_draft_directory
-from engine.mesh import DeviceMesh
 from engine.models.heads.assistant_config import read_assistant
 from engine.models.model_config import read_model_config
 from engine.models.partition import split

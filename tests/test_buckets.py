@@ -17,9 +17,9 @@ from loading import FLOAT32, load
 from tokenizer_files import build_byte_level, write_tokenizer
 
 from engine.config import EngineConfig
+from engine.devices.mesh import DeviceMesh
 from engine.errors import ConfigurationError, DownloadFailed
 from engine.hub.obtain import obtained
-from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.models.weights.sources.bucket_source import BucketCheckpoint

@@ -15,7 +15,7 @@ from jax.errors import JaxRuntimeError
 from engine import build, served_model
 from engine.build import build_engine, planned
 from engine.config import EngineConfig
-from engine.device_errors import device_errors
+from engine.devices.device_errors import device_errors
 from engine.errors import ConfigurationError, DevicesUnavailable
 from engine.memory import device_memory, page_budget
 from engine.models.model_config import read_model_config

@@ -16,7 +16,7 @@ from caching.cache_groups import CacheGroups
 from caching.metadata import pages_for
 from caching.page_manager import Found, HBMPageManager
 from caching.prefix_cache import in_group
-from engine.mesh import DeviceMesh
+from engine.devices.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.layers.cache_layout import MOST_GROUPS, cache_layout
 from engine.models.model_config import read_model_config

@@ -16,8 +16,8 @@ import pytest
 from caching.tpu.tpu_chip import CHIPS
 from caching.tpu.tpu_kernels import JAX, PALLAS
 from engine.config import EngineConfig
+from engine.devices.mesh import one_device
 from engine.errors import ConfigurationError
-from engine.mesh import one_device
 from engine.models.layers.experts import ExpertsSpec
 from engine.models.model_config import read_config_file
 from engine.models.partition import Partition, split

@@ -22,9 +22,9 @@ from test_latents import BLOCKS_OF_FP8, in_blocks_of_fp8
 
 from caching.attention.spec import PageTable
 from engine.config import EngineConfig
+from engine.devices.mesh import DeviceMesh
 from engine.errors import ConfigurationError
 from engine.hub.obtain import with_draft_directory
-from engine.mesh import DeviceMesh
 from engine.models.heads.head_config import read_head
 from engine.models.heads.mtp_layer import mtp_head
 from engine.models.model_config import read_model_config

@@ -14,7 +14,7 @@ from plain_attention import DenseAttention
 from plain_experts import mixed
 
 from caching.cpu_kernels import KernelsUnavailable
-from engine.mesh import DeviceMesh, one_device
+from engine.devices.mesh import DeviceMesh, one_device
 from engine.models.layers.activation import Activation, ClampedGate
 from engine.models.layers.expert_router import RouterSpec, Scoring
 from engine.models.layers.experts import ExpertsMLP, ExpertsSpec, one_by_one, stacked

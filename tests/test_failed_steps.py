@@ -13,8 +13,8 @@ from test_scheduler import EOS, build_scheduler, build_sequence
 
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_manager import HBMPageManager
-from engine.device_errors import DeviceError
-from engine.mesh import one_device
+from engine.devices.device_errors import DeviceError
+from engine.devices.mesh import one_device
 from engine.models.model_config import read_model_config
 from engine.oengine import oEngine
 from engine.request_limits import ServingLimits

@@ -11,8 +11,8 @@ from flax import nnx
 from loading import FLOAT32, load
 
 from caching.attention.spec import AttentionSpec
+from engine.devices.mesh import DeviceMesh
 from engine.errors import ConfigurationError
-from engine.mesh import DeviceMesh
 from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.model_config import read_model_config

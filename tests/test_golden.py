@@ -23,7 +23,7 @@ from caching.attention.xla_latents import XLALatentAttention
 from caching.page_manager import HBMPageManager
 from caching.tpu.tpu_chip import CHIPS
 from caching.tpu.tpu_kernels import LATENTS, PALLAS
-from engine.mesh import DeviceMesh
+from engine.devices.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.oengine import oEngine

@@ -35,8 +35,8 @@ from test_speculative_engine import (
 
 from engine.build import build_engine as engine_of
 from engine.config import EngineConfig
+from engine.devices.mesh import DeviceMesh
 from engine.live.weight_source import WeightArrays
-from engine.mesh import DeviceMesh
 from engine.models.heads.assistant_config import read_assistant
 from engine.models.heads.mtp_layer import mtp_head
 from engine.models.partition import split

@@ -14,8 +14,8 @@ from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_manager import HBMPageManager
 from caching.state.spec import StatePool
 from engine.config import EngineConfig
+from engine.devices.mesh import one_device
 from engine.errors import ConfigurationError
-from engine.mesh import one_device
 from engine.models.decoder import Decoder
 from engine.models.partition import Partition
 from engine.sampling_params import SamplingParams

@@ -16,11 +16,11 @@ from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_manager import HBMPageManager
 from engine.build import build_engine as engine_of
 from engine.config import EngineConfig
-from engine.device_errors import DeviceError
+from engine.devices.device_errors import DeviceError
+from engine.devices.mesh import DeviceMesh
 from engine.errors import ConfigurationError
 from engine.hosts.follower import execute_commands
 from engine.hosts.other_processes import OtherProcesses
-from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition

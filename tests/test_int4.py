@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from loading import load
 from test_quantization import surprise  # noqa: F401 - a fixture
 
-from engine.mesh import TP, DeviceMesh, one_device
+from engine.devices.mesh import TP, DeviceMesh, one_device
 from engine.models.linear import linear
 from engine.models.tpu import experts_int4
 from engine.models.weights.forms import InStack, Scaled

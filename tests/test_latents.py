@@ -19,9 +19,9 @@ from caching.metadata import PagedAttentionCacheMetaData
 from caching.tpu.tpu_chip import CHIPS
 from caching.tpu.tpu_kernels import LATENTS
 from engine.config import EngineConfig
+from engine.devices.mesh import DeviceMesh
 from engine.errors import ConfigurationError
 from engine.memory.number_formats import page_dtype
-from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.models.weights.published.dequantised import Dequantised

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from kernels_needed import kernels_needed
 
-from engine.mesh import one_device
+from engine.devices.mesh import one_device
 from engine.models.linear import linear, look_up
 from engine.models.weights.forms import Dense
 from engine.models.weights.panels import panel_width

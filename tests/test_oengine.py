@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from caching.cache_groups import CacheGroups
 from caching.metadata import pages_for
 from caching.page_manager import HBMPageManager
-from engine.device_errors import DeviceError
+from engine.devices.device_errors import DeviceError
 from engine.oengine import oEngine
 from engine.request_limits import ServingLimits
 from engine.sampling.sampler import NO_TOKEN

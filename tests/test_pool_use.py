@@ -16,7 +16,7 @@ from poisoned_engines import GreedyManager, PoisonedRunner, engine_over, tokens_
 
 from caching.cache_groups import CacheGroups
 from caching.page_manager import HBMPageManager
-from engine.mesh import one_device
+from engine.devices.mesh import one_device
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
 from engine.sampling_params import SamplingParams

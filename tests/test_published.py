@@ -22,8 +22,8 @@ from whole_rows import compute_logprobs
 from caching.tpu.tpu_chip import CHIPS
 from engine.build import planned
 from engine.config import EngineConfig
+from engine.devices.mesh import DeviceMesh
 from engine.errors import ConfigurationError
-from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.model_config import read_config_file, read_model_config
 from engine.models.partition import split

@@ -18,8 +18,8 @@ from whole_rows import compute_logprobs
 from caching.page_dtype import quantize
 from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.devices.mesh import DeviceMesh, one_device
 from engine.hub.names import DEMO_MODEL
-from engine.mesh import DeviceMesh, one_device
 from engine.models.linear import linear, look_up
 from engine.models.weights.forms import Dense, Scaled
 from engine.models.weights.parameters import Parameter, Role, tensors

@@ -17,7 +17,7 @@ from random_models import FLOAT32, RandomModel, states_of, words
 
 from caching.metadata import pages_for
 from caching.page_manager import HBMPageManager
-from engine.mesh import one_device
+from engine.devices.mesh import one_device
 from engine.models.decoder import Decoder
 from engine.models.partition import Partition
 from engine.models.spec import ModelSpec

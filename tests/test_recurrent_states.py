@@ -12,10 +12,10 @@ from poisoned_engines import GreedyManager, PoisonedRunner, engine_over, tokens_
 
 from caching.page_manager import HBMPageManager
 from engine.config import EngineConfig
-from engine.device_errors import DeviceError
+from engine.devices.device_errors import DeviceError
+from engine.devices.mesh import one_device
 from engine.errors import ConfigurationError
 from engine.memory.page_budget import CachePlanner
-from engine.mesh import one_device
 from engine.models.decoder import Decoder
 from engine.models.layers.cache_layout import cache_layout
 from engine.models.partition import Partition

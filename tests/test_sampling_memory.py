@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from engine.mesh import one_device
+from engine.devices.mesh import one_device
 from engine.sampling.cpu_sampler import CPU_SAMPLING, prepare
 from engine.sampling.operations import XLA_SAMPLING
 from engine.scheduling.speculation import most_samples

@@ -14,7 +14,7 @@ from test_oengine import no_patience  # noqa: F401 - a fixture
 from caching.page_manager import SINK_SLOT
 from engine.build import build
 from engine.config import EngineConfig
-from engine.device_errors import DeviceError
+from engine.devices.device_errors import DeviceError
 from engine.live.weight_source import WeightFiles
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence, SequenceOutput

@@ -20,7 +20,7 @@ from plain_attention import DenseAttention
 from caching.attention.spec import AttentionInputs, AttentionSpec
 from engine.adapters.reader import AdapterReader
 from engine.adapters.slot_arrays import AdapterSizes, adapter_bytes, slot_arrays
-from engine.mesh import COPY, TP, DeviceMesh
+from engine.devices.mesh import COPY, TP, DeviceMesh
 from engine.models.adapters.adapted import Adapted, AdapterRows, Masked, Parts
 from engine.models.adapters.kernels import AdaptedKernel
 from engine.models.adapters.split_models import splits_residual

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.device_errors import DeviceError
+from engine.devices.device_errors import DeviceError
 from engine.scheduling.estimates.step_costs import StepCosts
 from engine.scheduling.plan import NextIterationPlan
 from engine.step import steps_in_flight

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from loading import load
 from whole_rows import compute_logprobs
 
-from engine.mesh import COPY, TP, DeviceMesh
+from engine.devices.mesh import COPY, TP, DeviceMesh
 from engine.models.linear import look_up
 from engine.models.weights.store import parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat, table_width

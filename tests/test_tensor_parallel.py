@@ -17,8 +17,8 @@ from moe_checkpoints import MOE_VARIANTS
 from xla_flags import xla_flags
 
 from engine.config import EngineConfig
+from engine.devices.mesh import DeviceMesh
 from engine.errors import ConfigurationError
-from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import layer_plan

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from caching.tpu.tpu_chip import CHIPS
-from engine.mesh import DeviceMesh
+from engine.devices.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.planner.topology import chips_of

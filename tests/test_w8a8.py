@@ -16,8 +16,8 @@ from whole_rows import compute_logprobs
 
 from caching.tpu.tpu_chip import CHIPS
 from engine.config import EngineConfig
+from engine.devices.mesh import one_device
 from engine.memory.number_formats import quantizations
-from engine.mesh import one_device
 from engine.models.linear import linear
 from engine.models.model_config import read_config_file, read_model_config
 from engine.models.partition import Partition, split

@@ -16,8 +16,8 @@ from flax import nnx
 from loading import FLOAT32, load
 from numpy.typing import NDArray
 
+from engine.devices.mesh import one_device
 from engine.errors import ConfigurationError
-from engine.mesh import one_device
 from engine.models.decoder import Decoder
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from xla_flags import xla_flags
 
-from engine import xla_threads
-from engine.xla_threads import limit_xla_threads
+from engine.devices import xla_threads
+from engine.devices.xla_threads import limit_xla_threads
 
 ROOT = Path(__file__).parent.parent
 

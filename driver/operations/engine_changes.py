@@ -14,7 +14,7 @@ from driver.operations.weight_updates import FinishUpdate, FinishWake, RereadWei
 from driver.request import ReturnSample, UpdateMode, done_sample, error_sample
 from driver.stages.engine_protocol import Engine
 from driver.thread_messages import Change, PauseEngine, ResumeEngine, SleepEngine, WakeEngine
-from engine.device_errors import DeviceError
+from engine.devices.device_errors import DeviceError
 from engine.errors import ConfigurationError
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus
 

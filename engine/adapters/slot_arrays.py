@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec
 from jax.stages import Lowered
 from numpy.typing import NDArray
 
+from engine.devices.mesh import COPY, DeviceMesh
 from engine.errors import ConfigurationError
-from engine.mesh import COPY, DeviceMesh
 from engine.models.adapters.kernels import AdaptedWeight
 from engine.models.adapters.tables import AdaptedHead
 from engine.models.adapters.weights import adapted_weights, has_room

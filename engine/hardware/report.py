@@ -12,7 +12,7 @@ import psutil
 
 from caching.tpu.tpu_chip import CHIPS, Chip
 from engine.config import EngineConfig
-from engine.device_errors import acquire_devices
+from engine.devices.device_errors import acquire_devices
 from engine.hardware.expert_products import measure_experts
 from engine.hardware.kernels import measure_kernels
 from engine.hardware.measurement import Measurement, Scale, attempted, scale_here

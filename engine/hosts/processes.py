@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from engine.adapters.adapter import Adapter
-from engine.device_errors import acquire_devices
+from engine.devices.device_errors import acquire_devices
 from engine.errors import ConfigurationError, HostsError
 from engine.hosts.hosts import Hosts
 from engine.hosts.other_processes import StageHere

@@ -18,11 +18,11 @@ from flax import nnx
 from jax import Array
 from numpy.typing import NDArray
 
+from engine.devices.mesh import DeviceMesh
 from engine.errors import ConfigurationError
 from engine.live.read_files import ReadCheckpoint
 from engine.live.weight_source import Rereadable
 from engine.memory.host_memory import available_bytes
-from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.weights.forms import dense_leaf
 from engine.models.weights.parameters import Parameter

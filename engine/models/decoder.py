@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from engine.mesh import TP
+from engine.devices.mesh import TP
 from engine.models.adapters import split_residual
 from engine.models.adapters.adapted import AdapterRows
 from engine.models.adapters.adapted_experts import AdaptedExperts

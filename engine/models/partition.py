@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from engine.devices.mesh import TP
 from engine.errors import ConfigurationError
-from engine.mesh import TP
 from engine.models.spec import ModelSpec
 from engine.vocabulary import padded_vocab_size
 

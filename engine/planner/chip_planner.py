@@ -16,10 +16,10 @@ from caching.state.ragged import BLOCK
 from caching.tpu.tpu_chip import CHIPS, Chip
 from caching.tpu.tpu_kernels import TPUKernel
 from engine.config import EngineConfig
+from engine.devices.mesh import DeviceMesh
 from engine.errors import ConfigurationError
 from engine.memory.number_formats import in_words
 from engine.memory.page_budget import check_page_table
-from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder, LayerStack
 from engine.models.head_specs import MTPHeadSpec
 from engine.models.layers.experts import ExpertsMLP

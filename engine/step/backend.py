@@ -14,7 +14,7 @@ from caching.metadata import PagedAttentionCacheMetaData, PageTail
 from caching.page_dtype import stored_head_dim
 from caching.paged_attention_cache import PagedAttentionCache, allocate_states, allocate_tail
 from caching.state.spec import StatePool
-from engine.mesh import TP, DeviceMesh
+from engine.devices.mesh import TP, DeviceMesh
 from engine.models.layers.cache_layout import CacheLayout, cache_layout
 from engine.models.layers.row_operations import XLA_ROWS, RowOperations
 from engine.models.partition import Partition

@@ -11,7 +11,7 @@ from jax import Array
 from caching.cores import usable_cores
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.adapters.slot_arrays import WRITE_ADAPTER, slot_arrays
-from engine.mesh import DeviceMesh
+from engine.devices.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.heads.draft_head import DraftHead
 from engine.models.weights.forms import Weight

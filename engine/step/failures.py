@@ -19,7 +19,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-from engine.device_errors import DeviceError
+from engine.devices.device_errors import DeviceError
 from engine.sampling.sampler import NO_TOKEN
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.scheduler import InferenceScheduler

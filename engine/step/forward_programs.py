@@ -15,7 +15,7 @@ from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.state.table import StateTable
 from engine.adapters.slot_arrays import SlotArrays
-from engine.mesh import COPY, LOGITS, DeviceMesh
+from engine.devices.mesh import COPY, LOGITS, DeviceMesh
 from engine.models.adapters.adapted import AdapterRows
 from engine.models.decoder import Decoder
 from engine.models.decoder import logits as to_logits

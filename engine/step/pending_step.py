@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from engine.device_errors import DeviceError
+from engine.devices.device_errors import DeviceError
 from engine.sampling.logprobs import unpack_logprobs
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.sequence import TokenLogprobs

@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.adapters.adapter import Adapter
 from engine.adapters.slot_arrays import SlotArrays
-from engine.device_errors import DeviceError, device_errors
+from engine.devices.device_errors import DeviceError, device_errors
 from engine.hosts.other_processes import ALONE, OtherProcesses
 from engine.live.live_weights import LiveWeights
 from engine.live.staging import StagedWeights

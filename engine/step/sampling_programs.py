@@ -17,7 +17,7 @@ from jax.stages import Lowered
 from jax.tree_util import GetAttrKey, KeyPath
 from numpy.typing import NDArray
 
-from engine.mesh import COPY, LOGITS, TP, DeviceMesh
+from engine.devices.mesh import COPY, LOGITS, TP, DeviceMesh
 from engine.sampling.logit_bias import neutral_bias
 from engine.sampling.needs import Need
 from engine.sampling.operations import XLA_SAMPLING, Change, Fed, SamplingOperations, State, kept

@@ -8,7 +8,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from caching.metadata import PagedAttentionCacheMetaData
-from engine.mesh import COPY, DeviceMesh
+from engine.devices.mesh import COPY, DeviceMesh
 from engine.models.weights.store import AnyDecoder
 from engine.step.backend import CACHE, Backend
 from engine.step.inputs.slot_state import SlotShapes

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from functools import partial
 
-from engine.device_errors import DeviceError
+from engine.devices.device_errors import DeviceError
 from engine.live.residence import Residence
 from engine.metrics.step_log import StepLog
 from engine.scheduling.constraints.awaited_masks import AwaitedMasks

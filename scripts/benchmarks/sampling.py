@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from engine.mesh import one_device
+from engine.devices.mesh import one_device
 from engine.sampling.logit_bias import neutral_bias
 from engine.sampling.needs import Need
 from engine.sampling.penalties import neutral_penalties

@@ -18,8 +18,8 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from caching.attention.spec import AttentionSpec
+from engine.devices.mesh import one_device
 from engine.hub.names import DEMO_MODEL
-from engine.mesh import one_device
 from engine.models.decoder import Decoder
 from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import SelfAttentionSpec

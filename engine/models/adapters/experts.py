@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from engine.mesh import TP
+from engine.devices.mesh import TP
 from engine.models.adapters.adapted_experts import AdaptedExperts, GroupedExperts, MaskedExperts
 from engine.models.adapters.kernels import Factors, WithSlots, whole_rank
 from engine.models.weights import panels

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from engine.mesh import TP
+from engine.devices.mesh import TP
 from engine.models.adapters.adapted import Adapted, Apart, Masked, Parts
 from engine.models.adapters.slot_words import WORD, num_words, slot_words
 from engine.models.weights import panels

@@ -9,7 +9,7 @@ from typing import Any
 from jax import Array
 from numpy.typing import NDArray
 
-from engine.mesh import TP
+from engine.devices.mesh import TP
 from engine.models.adapters.adapted_latents import AdaptedLatents
 from engine.models.adapters.kernels import AdaptedKernel, Factors
 from engine.models.weights.parameters import Parameter, Role

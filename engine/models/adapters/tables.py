@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from engine.mesh import TP
+from engine.devices.mesh import TP
 from engine.models.adapters.adapted_table import AdaptedTable, GroupedRows, MaskedRows
 from engine.models.adapters.kernels import AdaptedKernel, Factors, whole_rank
 from engine.models.weights import panels

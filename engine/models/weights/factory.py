@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from engine.mesh import TP
+from engine.devices.mesh import TP
 from engine.models.weights.forms import Dense, Experts, Weight
 from engine.models.weights.parameters import Parameter, Role, TensorRule
 from engine.models.weights.weight_format import Layout

@@ -17,7 +17,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from caching.page_dtype import quantize
-from engine.mesh import DeviceMesh
+from engine.devices.mesh import DeviceMesh
 from engine.models.weights import panels
 from engine.models.weights.int4 import Int4, Int4Experts, has_groups
 from engine.models.weights.parameters import Parameter, Role

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from engine.mesh import DeviceMesh
+from engine.devices.mesh import DeviceMesh
 from engine.models.tpu import experts_int4
 from engine.models.weights import panels
 from engine.models.weights.parameters import Parameter, Role

@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from engine.mesh import TP
+from engine.devices.mesh import TP
 
 AXES: Mapping[str, str | None] = {
     "vocabulary": TP,

@@ -7,7 +7,7 @@ import jax
 from jax import Array
 from numpy.typing import NDArray
 
-from engine.mesh import DeviceMesh
+from engine.devices.mesh import DeviceMesh
 from engine.models.weights.forms import Dense, dense_leaf, form_of
 from engine.models.weights.parameters import Parameter, Role
 from engine.models.weights.pieces import assemble

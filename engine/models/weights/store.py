@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from engine.mesh import DeviceMesh
+from engine.devices.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.heads.draft_head import DraftHead, draft_head, tensors_of_head
 from engine.models.partition import Partition

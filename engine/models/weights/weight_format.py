@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from engine.mesh import TP
+from engine.devices.mesh import TP
 from engine.models.weights import panels
 from engine.models.weights.parameters import Parameter, Role
 

@@ -15,7 +15,7 @@ from jax.stages import Lowered
 from caching.attention.spec import PageTable
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
-from engine.mesh import COPY, DeviceMesh
+from engine.devices.mesh import COPY, DeviceMesh
 from engine.sampling.sampler_inputs import SamplerInputs, pack_inputs
 from engine.speculation.history import History
 from engine.step.backend import CACHE, Backend

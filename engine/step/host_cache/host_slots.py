@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import Sharding
 
 from caching.paged_attention_cache import PagedAttentionCache
-from engine.device_errors import DeviceError, device_errors
+from engine.devices.device_errors import DeviceError, device_errors
+from engine.devices.mesh import DeviceMesh
 from engine.errors import ConfigurationError
-from engine.mesh import DeviceMesh
 from engine.step.backend import CACHE
 from engine.step.commands import MakeCopies
 from engine.step.host_cache.host_budget import COPY_SIZES

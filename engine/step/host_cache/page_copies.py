@@ -17,7 +17,7 @@ from jax.stages import Lowered
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_manager import SINK_PAGE
 from caching.paged_attention_cache import PagedAttentionCache
-from engine.mesh import COPY, DeviceMesh
+from engine.devices.mesh import COPY, DeviceMesh
 from engine.step.backend import CACHE, Backend
 from engine.step.compilation import Program, lower
 from engine.step.host_cache.host_budget import HostBudget

@@ -24,8 +24,8 @@ from caching.paged_attention_cache import PagedAttentionCache
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, ReturnSample
 from driver.text.tokenizer import HuggingFaceTokenizer
+from engine.devices.mesh import one_device
 from engine.hub.names import DEMO_MODEL
-from engine.mesh import one_device
 from engine.oengine import oEngine
 from engine.request_limits import ServingLimits
 from engine.sampling.sampler_inputs import NUM_FIELDS
