@@ -23,7 +23,6 @@ from engine.memory.number_formats import in_words, page_dtype, quantizations
 from engine.models.decoder import Decoder
 from engine.models.generation_config import GenerationConfig, chosen_generation_config
 from engine.models.head_specs import MTPHeadSpec
-from engine.models.heads.mtp_layer import check_stored
 from engine.models.layers.experts import ExpertsSpec
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition, most_devices, split
@@ -33,7 +32,7 @@ from engine.models.weights.sources.opening import check_weights, open_weights
 from engine.models.weights.sources.tensor_source import TensorSource
 from engine.models.weights.store import AnyDecoder, abstract_decoder, parameter_bytes, put
 from engine.models.weights.weight_format import Layout, WeightFormat
-from engine.speculation.read_draft import read_draft
+from engine.speculation.read_draft import read_stored_draft
 from engine.step.backend import Backend
 from engine.step.backend_choice import choose_backend, default_page_size
 from engine.step.kernel_checks.checked_backend import checked, trial_of
@@ -191,9 +190,7 @@ def served_model(config: EngineConfig) -> ServedModel:
     model, of_draft = read_model_config(config.directory), config.of_draft_model
     if of_draft is None:
         return _resolved(config, model)
-    drafting = read_draft(config, of_draft, model, lambda: read_model_config(of_draft.directory))
-    if isinstance(drafting.head, MTPHeadSpec):
-        check_stored(of_draft.directory, drafting.head.prefix)
+    drafting = read_stored_draft(config, of_draft, model)
     served = _resolved(config, model, drafting if drafting.reads_pages else None)
     try:
         draft = _resolved(replace(of_draft, tensor_parallel_size=served.partition.devices), drafting)

@@ -18,7 +18,7 @@ from fake_driver import PATIENCE, FakeDriver, build_server, serving
 from caching import cpu_kernels
 from engine.models.weights.sources.safetensors_header import DTYPES
 from engine.models.weights.sources.tensor_source import TensorInfo
-from ipc.commands import address_checks, cli, doctor
+from ipc.commands import address_checks, cli, doctor, model_checks
 from ipc.commands.findings import Finding
 from ipc.service import accelerators, device_choice
 from ipc.service.configuration import DaemonConfig
@@ -132,10 +132,10 @@ def test_versions_are_held_against_what_we_ask_for() -> None:
 
 def test_memory_and_files_may_be_tight() -> None:
     """Weights that don't fit keep a CPU from serving; an accelerator has its own memory."""
-    assert doctor.memory(3, 10, on_cpu=True).state == "good"
-    assert doctor.memory(8, 10, on_cpu=True).state == "warning"
-    assert doctor.memory(11, 10, on_cpu=True).state == "bad"
-    assert doctor.memory(11, 10, on_cpu=False).state == "good"
+    assert model_checks.memory(3, 10, on_cpu=True).state == "good"
+    assert model_checks.memory(8, 10, on_cpu=True).state == "warning"
+    assert model_checks.memory(11, 10, on_cpu=True).state == "bad"
+    assert model_checks.memory(11, 10, on_cpu=False).state == "good"
     assert doctor.open_files(256, 256)[1:] == ("warning", "256 at most", "ulimit -Hn 1024, or more")
     raised = "2048 at most: a start raises the limit of this shell, which is 256"
     assert doctor.open_files(256, 2048)[1:] == ("good", raised, "")
@@ -222,7 +222,7 @@ def test_weights_are_counted_as_they_are_served(dtype: str, quantization: str | 
     """Of bfloat16 on the disk, float32 on a CPU unless it is told otherwise; what is published in 8 bits stays."""
     tensors = [TensorInfo((2, 2), DTYPES["BF16"]), TensorInfo((2,), DTYPES["BF16"]), TensorInfo((2, 2), DTYPES["I8"])]
 
-    assert [doctor.served_bytes(one, dtype, quantization) for one in tensors] == [matrix, scale, 4]
+    assert [model_checks.served_bytes(one, dtype, quantization) for one in tensors] == [matrix, scale, 4]
 
 
 def test_where_keys_are_asked_for_somebody_should_have_one(tmp_path: Path) -> None:
@@ -273,3 +273,41 @@ def test_a_model_that_a_start_would_refuse_is_not_called_good(
     assert cli.main([*command, "--tokenizer", "demo", "--json"]) == 1
     assert "temperature must be" in capsys.readouterr().out
     assert cli.main([*command, "--tokenizer", "demo", "--generation-config", "none"]) == 0
+
+
+def test_what_a_start_would_refuse_beside_the_model_is_not_called_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A draft model and adapters have rows of their own, with the words of a start; what the network has is not asked
+    for."""
+    monkeypatch.setattr(accelerators, "devices", list)
+    other = build_checkpoint(tmp_path / "other")
+    (tmp_path / "empty").mkdir()
+
+    def drafts(model: str) -> list[str]:
+        return [
+            "--speculative-config",
+            json.dumps({"method": "draft_model", "model": model, "num_speculative_tokens": 2}),
+        ]
+
+    def row(check: str, *flags: str) -> tuple[str, str]:
+        cli.main(["doctor", "--bind", f"ipc://{tmp_path}/o.sock", "--json", *flags])
+        (found,) = [one for one in json.loads(capsys.readouterr().out) if one["check"] == check]
+        return found["state"], found["found"]
+
+    lora = ["--enable-lora", "--lora-modules"]
+    for check, flags, state, words in (
+        ("draft model", drafts("demo_draft"), "good", "of weights"),
+        ("draft model", drafts("some/repository"), "good", "asks the network"),
+        ("draft model", drafts(str(other)), "bad", "choose a draft model of the same vocabulary"),
+        ("draft model", ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'], "bad", "mtp"),
+        ("draft model", drafts(str(tmp_path / "empty")), "bad", "speculative_config: model: "),
+        ("draft model", [*drafts("demo_draft"), "some/repository"], "good", "is not known"),
+        ("adapters", [*lora, f"mine={tmp_path / 'empty'}"], "bad", "lora_modules: mine: "),
+        ("adapters", [*lora, f"demo={tmp_path / 'empty'}"], "bad", "is the model itself"),
+        ("adapters", [*lora, "mine=gs://bucket/mine"], "good", "mine"),
+        ("adapters", ["--enable-lora", "--adapter-root", str(tmp_path / "nowhere")], "bad", "there is no directory"),
+        ("adapters", ["--enable-lora", "--adapter-root", str(tmp_path)], "good", "none at the start"),
+    ):
+        found = row(check, *flags)
+        assert found[0] == state and words in found[1], (flags, found)

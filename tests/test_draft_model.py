@@ -27,7 +27,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.served_model import served_model
 from ipc.service.facts_alike import facts_alike
-from ipc.service.start_up import _load_tokenizer
+from ipc.service.start_up import load_tokenizer
 
 DRAFTS = 3
 CASES = {
@@ -329,11 +329,11 @@ def test_a_draft_model_of_other_tokens_is_refused(tmp_path):
     write_tokenizer(model, build_byte_level())
     write_tokenizer(draft, build_byte_level())
     config = EngineConfig(model=str(model), speculative_config=config_of(draft))
-    assert _load_tokenizer(config).encode_word("the")
+    assert load_tokenizer(config).encode_word("the")
     swap_two_tokens(draft / "tokenizer.json")
 
     with pytest.raises(ConfigurationError, match="to the draft model"):
-        _load_tokenizer(config)
+        load_tokenizer(config)
 
 
 def swap_two_tokens(path):

@@ -20,7 +20,7 @@ from engine.models.weights.sources import fingerprint as fingerprints
 from engine.models.weights.sources.fingerprint import fingerprint
 from engine.models.weights.sources.opening import open_weights
 from engine.served_model import ServedModel
-from ipc.service.start_up import _fingerprint, _load_tokenizer
+from ipc.service.start_up import _fingerprint, load_tokenizer
 
 UNREAD = "model.layers.0.self_attn.rotary_emb.inv_freq"
 
@@ -73,7 +73,7 @@ def test_tokenizer_and_template_change_it(tmp_path: Path) -> None:
     """They make a prompt's tokens."""
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages[0].content }}")
-    ours, same, other = (_load_tokenizer(EngineConfig(chat_template=path)) for path in (None, None, template))
+    ours, same, other = (load_tokenizer(EngineConfig(chat_template=path)) for path in (None, None, template))
 
     assert _fingerprint("a", ours, LIMITS) == _fingerprint("a", same, LIMITS)
     assert (

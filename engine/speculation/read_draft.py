@@ -5,9 +5,12 @@ from dataclasses import replace
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.models.head_specs import MTPHeadSpec
 from engine.models.heads.head_config import read_head
+from engine.models.heads.mtp_layer import check_stored
 from engine.models.heads.read_mtp import read_mtp
 from engine.models.layers.cache_layout import cache_layout
+from engine.models.model_config import read_model_config
 from engine.models.spec import ModelSpec
 from engine.speculation.speculative_config import EAGLE3, MTP
 
@@ -25,6 +28,14 @@ def read_draft(
     if speculation is not None and speculation.method == EAGLE3:
         return _checked_head(read_head(of_draft.directory, model, name), model)
     return _draft_spec(read(), model, name)
+
+
+def read_stored_draft(config: EngineConfig, of_draft: EngineConfig, model: ModelSpec) -> ModelSpec:
+    """The same from a directory with weights, in which the layer that drafts has to be, too."""
+    drafting = read_draft(config, of_draft, model, lambda: read_model_config(of_draft.directory))
+    if isinstance(drafting.head, MTPHeadSpec):
+        check_stored(of_draft.directory, drafting.head.prefix)
+    return drafting
 
 
 def _draft_spec(draft: ModelSpec, model: ModelSpec, name: str) -> ModelSpec:

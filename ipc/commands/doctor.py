@@ -5,35 +5,27 @@ anything: devices are not opened, and what is bound or written for a moment is r
 """
 
 import importlib.metadata
-import math
 import os
 import resource
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.requirements import Requirement
 from rich.filesize import decimal
 
-from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.memory.host_memory import available_bytes
-from ipc.commands import address_checks
+from ipc.commands import address_checks, model_checks
 from ipc.commands.findings import Finding
 from ipc.service import accelerators, device_choice
 from ipc.service.settings import configs, held
-
-if TYPE_CHECKING:
-    from engine.models.weights.sources.tensor_source import TensorInfo
 
 MIN_FILES = 1024
 """Each client is a connection; the daemon needs some tens more."""
 MIN_CACHE_BYTES = 2**30
 GPU_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
-BITS: Mapping[str | None, int] = {"int8": 8, "w8a8": 8, "int4": 4}
-"""Of the numbers of matrices, by ``quantization``."""
 
 
 def examine(flags: Mapping[str, Any]) -> list[Finding]:
@@ -46,7 +38,7 @@ def examine(flags: Mapping[str, Any]) -> list[Finding]:
     return [
         Finding("settings", "good", "can be read"),
         *_machine(daemon.device),
-        *_model(engine, on_cpu=device_choice.is_cpu(daemon.device)),
+        *model_checks.examine(engine, on_cpu=device_choice.is_cpu(daemon.device)),
         *address_checks.examine(daemon, http),
     ]
 
@@ -172,53 +164,3 @@ def cache() -> Finding:
             "cache", "warning", f"{home} has {decimal(free)} left", "make room, or every start compiles anew"
         )
     return Finding("cache", "good", str(home))
-
-
-def _model(config: EngineConfig, *, on_cpu: bool) -> Iterator[Finding]:
-    from engine.hub.names import Place, directory_of, place_of
-    from engine.hub.small_files import NO_VOCABULARY, vocabulary_file
-    from engine.models.generation_config import chosen_generation_config
-    from engine.models.model_config import read_model_config
-    from engine.models.weights.sources.opening import open_weights
-
-    directory = config.directory
-    try:
-        if config.model is not None and place_of(config.model) is not Place.DIRECTORY:
-            yield Finding("model", "good", f"{config.model}: the start asks the network for it")
-            return
-        read_model_config(directory)
-        chosen_generation_config(config.generation_config, directory)
-        tokenizer = config.tokenizer or str(directory)
-        if place_of(tokenizer) is Place.DIRECTORY and vocabulary_file(directory_of(tokenizer)) is None:
-            raise ConfigurationError(f"{tokenizer} {NO_VOCABULARY}")
-        with open_weights(directory) as source:
-            tensors = [source.info(name) for name in source.names]
-    except ConfigurationError as error:
-        yield Finding("model", "bad", str(error), "name another directory, or put this one right")
-        return
-    yield Finding("model", "good", f"{directory}, {decimal(sum(tensor.nbytes for tensor in tensors))} of weights")
-    served = sum(served_bytes(tensor, config.dtype, config.quantization) for tensor in tensors)
-    yield memory(served, available_bytes(), on_cpu=on_cpu)
-
-
-def served_bytes(tensor: "TensorInfo", dtype: str, quantization: str | None) -> int:
-    """About what a tensor takes on a CPU: matrices in as many bits as are asked for, other numbers in
-    the dtype of activations, and what is published in 8 bits or fewer as it is."""
-    if tensor.dtype.itemsize == 1 or tensor.dtype.kind in "iub":
-        return tensor.nbytes
-    bits = 16 if dtype == "bfloat16" else 32
-    if len(tensor.shape) > 1:
-        bits = BITS.get(quantization, bits)
-    return math.prod(tensor.shape) * bits // 8
-
-
-def memory(needed: int, available: int, *, on_cpu: bool) -> Finding:
-    """Whether the weights fit; on an accelerator they only pass through, a tensor at a time."""
-    found = f"{decimal(available)} available"
-    if on_cpu:
-        found += f", weights of {decimal(needed)} as they are served"
-    if on_cpu and needed > available:
-        return Finding("memory", "bad", found, "end what else uses memory, or serve a smaller model")
-    if on_cpu and needed > available / 2:
-        return Finding("memory", "warning", found, "raise hbm_utilization; the cache will be small")
-    return Finding("memory", "good", found)

@@ -113,7 +113,7 @@ def load(
 
     check_first(config.lora_paths, root, config.served_model_name, check_files)
     background = ThreadPoolExecutor(1)
-    tokenizer = background.submit(_load_tokenizer, config)
+    tokenizer = background.submit(load_tokenizer, config)
     background.shutdown(wait=False)
 
     def report_unless_in_vain(progress: Progress) -> None:
@@ -220,7 +220,7 @@ def _drafts_in_words(drafts: SpeculativeConfig, max_num_seqs: int) -> str:
     return f"{words}; of earlier requests {count:,} tokens, {earlier_bytes(max_num_seqs, count):,} bytes a device"
 
 
-def _load_tokenizer(config: EngineConfig) -> "HuggingFaceTokenizer":
+def load_tokenizer(config: EngineConfig) -> "HuggingFaceTokenizer":
     """The model's. Raises ConfigurationError if a draft model's has another vocabulary."""
     from driver.text.tokenizer import HuggingFaceTokenizer
 
