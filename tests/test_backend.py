@@ -1,6 +1,7 @@
 """Which operations serve: the CPU's kernels where they can be had and know the shape, XLA's otherwise, saying why."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,11 @@ from kernels_needed import kernels_needed
 from caching import cpu_kernels
 from caching.attention import cpu_attention
 from caching.attention.xla_attention import GPU_DECODE_BLOCK_TOKENS, XLAAttention
+from caching.tpu.tpu_chip import CHIPS
 from engine.errors import ConfigurationError
 from engine.models.weights import panels
 from engine.models.weights.weight_format import Layout
-from engine.step.backend_choice import choose_backend, xla_backend
+from engine.step.backend_choice import choose_backend, tpu_backend, tpu_kernel, xla_backend
 
 FLOAT32 = np.dtype(np.float32)
 XLA = xla_backend(FLOAT32)
@@ -90,6 +92,20 @@ def test_other_devices_are_served_by_xla(monkeypatch):
 
     attention = XLAAttention(FLOAT32, GPU_DECODE_BLOCK_TOKENS)
     assert choose_backend(16, 64, FLOAT32) == dataclasses.replace(XLA, attention=attention, smallest_step=16)
+
+
+def test_a_tpu_serves_what_is_planned_for_it(monkeypatch):
+    """XLA's attention, too, is that of the planner: `plan` says what a start takes."""
+    (kind, chip), pages = next(iter(CHIPS.items())), np.dtype(np.int8)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
+
+    chosen = choose_backend(128, 128, pages, attention_backend="xla")
+
+    planned = tpu_backend(chip, tpu_kernel(chip, 128, 1, 128, pages, "xla"))
+    assert chosen.attention == planned.attention == XLAAttention(pages)
+    assert (chosen.description, chosen.most_pages_per_seq) == (planned.description, None)
+    assert chosen.stored_heads(1, 128, pages) == XLA.stored_heads(1, 128, pages)
 
 
 def test_what_the_operator_asks_for_serves_or_is_refused():

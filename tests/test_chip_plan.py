@@ -30,7 +30,7 @@ from engine.planner.compiled_function import CompiledFunction, CompiledProgram, 
 from engine.planner.experts_read import share_read
 from engine.planner.hlo_traffic import Collective, Moved
 from engine.planner.ici import exchange_seconds
-from engine.step.backend_choice import tpu_backend
+from engine.step.backend_choice import tpu_backend, xla_backend
 from engine.step.compilation import Compilation
 from engine.step.step_shapes import StepShapes
 from ipc.commands.cli import main
@@ -329,6 +329,30 @@ def test_what_takes_memory_of_a_daemon_may_be_planned_for(monkeypatch, capsys):
     ((config, *_),) = given
     assert (config.enable_lora, config.max_loras, config.max_lora_rank, config.lora_dtype) == (True, 2, 64, "bfloat16")
     assert (config.lora_target_modules, config.host_cache_gib, config.num_pages) == (("q_proj", "experts"), 1.5, 99)
+
+
+def test_whatever_kernel_and_dtypes_a_daemon_may_have_may_be_planned_for(monkeypatch, capsys):
+    """The choices are those of ``serve``; pages in int8 have the one kernel that reads them there, too."""
+    given = []
+
+    def plan_chips(config, *_):
+        given.append(config)
+        raise ConfigurationError("seen")
+
+    monkeypatch.setattr("engine.planner.chip_planner.plan_chips", plan_chips)
+    flags = "--dtype float32 --kv-cache-dtype int8 --attention-backend xla --no-enable-prefix-caching"
+
+    assert main(["plan", str(CONFIGS / "Qwen3-8B.json"), "--topology", "v6e-1", *flags.split()]) == 78
+
+    assert "seen" in capsys.readouterr().err
+    (config,) = given
+    assert (config.dtype, config.kv_cache_dtype, config.attention_backend) == ("float32", "int8", "xla")
+    assert not config.enable_prefix_caching
+    planned = fit("Qwen3-8B", 8, V6E, kv_cache_dtype="int8", attention_backend="xla")
+    assert planned.backend.attention == xla_backend(np.dtype(np.int8)).attention
+    assert planned.footprint.one_page.dtype == np.int8
+    with pytest.raises(ConfigurationError, match="choose fp8, or attention_backend xla"):
+        _ = fit("Qwen3-8B", 8, V6E, kv_cache_dtype="int8").kernel
 
 
 @pytest.mark.parametrize("gib", [-1, float("inf"), float("nan"), 1e300])

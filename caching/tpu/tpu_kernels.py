@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from caching.attention.spec import Kernel
+from caching.attention.xla_attention import DECODE_BLOCK_TOKENS, XLAAttention
 from caching.attention.xla_latents import XLALatentAttention
 from caching.metadata import PagedAttentionCacheMetaData
+from caching.page_dtype import stored_head_dim
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.tpu import jax_attention as tpu_attention
 from caching.tpu import pallas_attention
@@ -39,6 +41,8 @@ class TPUKernel:
     """Tokens moved, read and written, per token written."""
     loops: bool = False
     """Whether it is a loop of XLA's and no call, so that a compiled step's text shows one turn."""
+    most_pages_per_seq: int | None = tpu_attention.MOST_PAGES_PER_SEQ
+    """The longest page table of a sequence that it has room for; None is any."""
 
     def bytes_moved(self, chip: Chip, page: PagedAttentionCacheMetaData, tokens: int) -> float:
         """HBM bytes that a decoding row of ``tokens`` moves in a layer."""
@@ -87,6 +91,22 @@ LATENTS = TPUKernel(
     loops=True,
 )
 """Of models whose pages have latents."""
+
+
+def of_xla(kv_dtype: np.dtype) -> TPUKernel:
+    """XLA's operations over pages of this dtype, which may be any."""
+    return TPUKernel(
+        "xla",
+        "XLA's operations",
+        attention=lambda chip: XLAAttention(kv_dtype),  # noqa: ARG005
+        allocate=PagedAttentionCache.allocate,
+        stored_heads=lambda kv_heads, head_dim, dtype: (kv_heads, stored_head_dim(head_dim, dtype)),
+        misfit=lambda page_size, dtype, extras: None,  # noqa: ARG005
+        tokens_read=lambda chip, page, pages_per_seq, tokens: -(-tokens // DECODE_BLOCK_TOKENS) * DECODE_BLOCK_TOKENS,  # noqa: ARG005
+        tokens_written=lambda page: 2.0,  # noqa: ARG005
+        loops=True,
+        most_pages_per_seq=None,
+    )
 
 
 def by_bytes(chip: Chip, kv_heads: int, head_dim: int, page_size: int, dtype: np.dtype) -> list[TPUKernel]:

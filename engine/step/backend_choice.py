@@ -14,9 +14,8 @@ from caching.attention.xla_latents import XLALatentAttention
 from caching.cpu_kernels import KernelsUnavailable
 from caching.instruction_set import UnknownInstructions
 from caching.paged_attention_cache import PagedAttentionCache
-from caching.tpu.jax_attention import MOST_PAGES_PER_SEQ
 from caching.tpu.tpu_chip import CHIPS, Chip
-from caching.tpu.tpu_kernels import JAX, LATENTS, PALLAS, TPUKernel, by_bytes
+from caching.tpu.tpu_kernels import JAX, LATENTS, PALLAS, TPUKernel, by_bytes, of_xla
 from engine.cpu_libraries import finish_loading
 from engine.errors import ConfigurationError
 from engine.models.cpu import rows as cpu_rows
@@ -60,7 +59,7 @@ def tpu_backend(chip: Chip, kernel: TPUKernel) -> Backend:
         scans=True,
         smallest_step=SMALLEST_ACCELERATOR_STEP,
         stored_heads=kernel.stored_heads,
-        most_pages_per_seq=MOST_PAGES_PER_SEQ,
+        most_pages_per_seq=kernel.most_pages_per_seq,
     )
 
 
@@ -99,6 +98,8 @@ def tpu_kernel(
         return LATENTS
     if latents:
         raise ConfigurationError(f"attention_backend {asked} cannot read the latents of this model: choose auto or xla")
+    if asked == "xla":
+        return of_xla(kv_dtype)
     found = [
         kernel for kernel in by_bytes(chip, kv_heads, head_dim, page_size, kv_dtype) if asked in ("auto", kernel.name)
     ]
@@ -128,10 +129,10 @@ def choose_backend(
     """
     platform, xla = jax.default_backend(), xla_backend(kv_dtype, latents=latents)
     kind = jax.devices()[0].device_kind
-    if platform == "tpu" and (latents or attention_backend != "xla"):
-        if kind in CHIPS:
-            chip, sizes = CHIPS[kind], (page_size, kv_heads, head_dim, kv_dtype, attention_backend)
-            return tpu_backend(chip, tpu_kernel(chip, *sizes, extras=extras, latents=latents))
+    if platform == "tpu" and kind in CHIPS:
+        chip, sizes = CHIPS[kind], (page_size, kv_heads, head_dim, kv_dtype, attention_backend)
+        return tpu_backend(chip, tpu_kernel(chip, *sizes, extras=extras, latents=latents))
+    if platform == "tpu" and attention_backend != "xla":
         xla = replace(xla, description=f"{xla.description}: the attention kernels are not set up for {kind}")
     if attention_backend in (PALLAS.name, JAX.name):
         raise ConfigurationError(

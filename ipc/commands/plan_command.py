@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from engine.config import ATTENTION_BACKENDS, KV_CACHE_DTYPES, QUANTIZATIONS
+from engine.config import ATTENTION_BACKENDS, DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS
 from ipc.commands.arguments import count
 from ipc.service.settings import add_setting_arguments
 
 CONFIG_FILE = ("config.json",)
 """What is needed of a model."""
 OF_MEMORY = (
-    "num_pages", "host_cache_gib", "enable_lora", "max_loras", "max_lora_rank", "lora_dtype", "lora_target_modules",
+    "num_pages", "enable_prefix_caching", "host_cache_gib", "enable_lora", "max_loras", "max_lora_rank", "lora_dtype", "lora_target_modules",
 )  # fmt: skip
 """Settings whose flags are those of ``serve``, word by word."""
 
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-num-batched-tokens", type=count, metavar="N", help="tokens computed in one step (default: 512)")
     add("--page-size", type=count, metavar="N", help="tokens in one page (default: 128)")
+    add("--dtype", choices=DTYPES, help="dtype of weights and activations (default: auto, bfloat16)")
     add(
         "--quantization",
         choices=QUANTIZATIONS,
@@ -55,10 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--kv-cache-dtype",
         choices=KV_CACHE_DTYPES,
-        help="dtype of keys and values in the cache (default: auto, bfloat16)",
+        help="dtype of keys and values in the cache; int8 is read by xla alone (default: auto, that of activations)",
     )
-    kernels = [name for name in ATTENTION_BACKENDS if name != "xla"]
-    add("--attention-backend", choices=kernels, help="kernel of attention (default: auto, what moves fewest bytes)")
+    add(
+        "--attention-backend",
+        choices=ATTENTION_BACKENDS,
+        help="kernel of attention (default: auto, of pallas and jax what moves fewest bytes)",
+    )
     add("--hbm-utilization", type=float, metavar="F", help="share of the memory that may be used (default: 0.9)")
     add_setting_arguments(parser, OF_MEMORY)
     add(
