@@ -13,7 +13,16 @@ import msgspec
 from driver.adapters.loader import AdapterLoader
 from driver.adapters.registry import AdapterRegistry
 from driver.availability import Availability
-from driver.errors import Asleep, Draining, DriverError, DriverStopped, InternalError, NotFound, Overloaded
+from driver.errors import (
+    Asleep,
+    Draining,
+    DriverError,
+    DriverStopped,
+    DuplicateRequest,
+    InternalError,
+    NotFound,
+    Overloaded,
+)
 from driver.execution.execution_loop import ExecutionLoop
 from driver.grammars.compile_grammars import CompileGrammars
 from driver.grammars.compiler import GrammarCompiler
@@ -87,8 +96,8 @@ class oDriver:
         self._tokenizer_limit = TokenizerLimit(max_queued_requests)
         self._owed_answers = OwedAnswers()
         most_queued = most(max_queued_requests)
-        self._log = RequestLog()
-        self._observers: list[Callable[[OpenRequest, ReturnSample], None]] = [self._log.ended]
+        self.request_log = RequestLog()
+        self._observers: list[Callable[[OpenRequest, ReturnSample], None]] = [self.request_log.ended]
         self._summaries: BoundedQueue[Summary] = BoundedQueue(MAX_SUMMARIES)
         self._execution = ExecutionLoop(engine, self._summaries)
         post = self._execution.inbox.put
@@ -148,7 +157,11 @@ class oDriver:
 
     def submit_request(self, request: ActiveRequest) -> None:
         """Takes the request or raises a DriverError other than InternalError, at once."""
-        added = self._open_requests.add(request)
+        try:
+            added = self._open_requests.add(request)
+        except DuplicateRequest as refusal:
+            self.count_refusal(refusal.code)
+            raise
         try:
             self._availability.check()
             added.adapter = self.adapters.acquire(request.model, request.adapters)
@@ -157,13 +170,17 @@ class oDriver:
         except (NotFound, Overloaded, Asleep, Draining, QueueClosed) as refusal:
             if not self._open_requests.withdraw(added):
                 return  # the driver has ended meanwhile, and has notified the channel
-            if isinstance(refusal, QueueClosed):
-                raise DriverStopped(str(self._threads.why_ended)) from None
-            self._tell_observers(added, error_sample(request.request_id, refusal))
-            raise
+            error = DriverStopped(str(self._threads.why_ended)) if isinstance(refusal, QueueClosed) else refusal
+            self._tell_observers(added, error_sample(request.request_id, error))
+            raise error from None
         except BaseException:
             self._open_requests.withdraw(added)
+            self.count_refusal(InternalError.code)
             raise
+
+    def count_refusal(self, code: str) -> None:
+        """Counts a request that was refused with this code before it was submitted."""
+        self.request_log.count(code)
 
     def submit_tokenizer_request(self, request: TokenizerRequest) -> None:
         """Takes the request, also when asleep or draining; raises NotFound, Overloaded or
@@ -230,11 +247,6 @@ class oDriver:
         """The ids of the requests that a stage has been working on for more than ``limit`` s."""
         stages = (self._prepare.stage, self._compile.stage, self._execution.stage, self._summary.stage)
         return [request_id for stage in stages for request_id in stage.stuck(limit)]
-
-    @property
-    def failed(self) -> Mapping[str, int]:
-        """How many requests ended with an error, by its code."""
-        return self._log.failed
 
     @property
     def iteration_tokens(self) -> Histogram:

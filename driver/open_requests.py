@@ -49,6 +49,8 @@ class OpenRequest:
     """When it was first part of a step; the summary thread writes this and what follows."""
     first_token_at: float | None = None
     last_token_at: float | None = None
+    is_counted: bool = False
+    """Whether the summary thread counts its samples as they end."""
     num_new_tokens: int = 0
     """Tokens that it has generated, without those that it resumes."""
 

@@ -75,6 +75,7 @@ class ProcessSummary:
             self._deliver(item)
 
     def _open(self, opened: Opened) -> None:
+        opened.request.is_counted = True
         usage = _OpenUsage(opened.num_prompt_tokens, opened.request.num_samples)
         texts = {resumed.output.request_id: resumed.text for resumed in opened.resumed}
         for index, sequence_id in enumerate(opened.request.sequence_ids):
@@ -138,7 +139,7 @@ class ProcessSummary:
         try:
             for reply in replies:
                 if reply is not None:
-                    reply.times.finish("error", now)
+                    reply.times.finish(None, now)
         finally:
             self._open_requests.fail(request, error)
 

@@ -1,6 +1,7 @@
 """A driver for the socket tests: it does at once, on the socket thread, what three threads and a model would do."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +65,7 @@ class FakeDriver:
         self.held: SimpleQueue[ActiveRequest] = SimpleQueue()
         self.aborted: SimpleQueue[str] = SimpleQueue()
         self.refusal: DriverError | None = None
+        self.refused: Counter[str] = Counter()
         self.open: dict[str, ActiveRequest] = {}
         self.when_drained: Callable[[], None] = lambda: None
         self.state = "serving"
@@ -96,6 +98,10 @@ class FakeDriver:
             for word in words:
                 self.say(request, word, [len(word)])
             self.finish(request, request.params.get("finish_reason", "stop"), len(words))
+
+    def count_refusal(self, code: str) -> None:
+        """By code."""
+        self.refused[code] += 1
 
     def submit_tokenizer_request(self, request: TokenizerRequest) -> None:
         """A token for each word, by its length, and an x for each of its letters."""

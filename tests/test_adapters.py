@@ -148,7 +148,7 @@ def test_what_is_not_served_is_refused_by_name(tmp_path: Path) -> None:
                 submit(driver, model=name, adapters=allowed)
         text_of(list(submit(driver, model="alice", adapters={"alice"})))
         assert [row.name for row in driver.adapters.rows({"bob", "carol"})] == ["bob"]
-        assert driver.failed["not_found"] == 3
+        assert driver.request_log.failed["not_found"] == 3
 
 
 def test_an_adapter_loaded_again_is_another_version(tmp_path: Path) -> None:

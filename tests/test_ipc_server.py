@@ -334,6 +334,7 @@ def test_a_request_id_in_use_is_refused_and_its_first_bearer_goes_on(client: Raw
 
     assert isinstance(refused, Error)
     assert (refused.request_id, refused.code) == ("a", "duplicate_request")
+    assert driver.refused == {"duplicate_request": 1}
     driver.say(first, "still here", [1])
     driver.finish(first)
     assert whole(client, "a")[0] == "still here"

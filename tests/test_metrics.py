@@ -3,12 +3,14 @@
 import itertools
 import logging
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 
 import msgspec
@@ -18,7 +20,9 @@ from fakes import FakeEngine
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from test_driver import build_driver, error_of, submit
+from test_driver_abort import HeldTokenizer
 
+from driver.errors import Draining, DriverError, DriverStopped, DuplicateRequest, NotFound, Overloaded
 from driver.metrics.driver_metrics import DriverMetrics
 from driver.metrics.request_metrics import PromptTokens, RequestMetrics, SampleTimes, timings_of
 from driver.odriver import oDriver
@@ -139,6 +143,66 @@ def test_requests_are_counted_as_they_end() -> None:
     assert found["vllm:request_params_max_tokens_sum"] == 3 + 10 + 5 + 5
     assert found["vllm:time_to_first_token_seconds_count"] == found["vllm:e2e_request_latency_seconds_count"] == 4
     assert found["vllm:inter_token_latency_seconds_count"] == 2 + 1 + 4 + 4
+
+
+class BadRequest(FakeEngine):
+    """Fails at a prompt that begins with "!"."""
+
+    def add(self, sequence: Sequence) -> None:
+        if sequence.prompt_token_ids[0] == ord("!"):
+            raise RuntimeError("it is bad")
+        super().add(sequence)
+
+
+def test_whatever_a_client_asks_for_is_counted_once() -> None:
+    """By how it ends, or by the code of its error: aborted before, while and after it is prepared, refused in any way, in
+    a step that fails, or by a driver that ends or has ended."""
+    tokenizer = HeldTokenizer()
+
+    def refused(error: type[DriverError], request_id: str, **fields: Any) -> None:
+        with pytest.raises(error):
+            submit(driver, request_id, **fields)
+
+    with build_driver(BadRequest(), tokenizer, max_queued_requests=5, model_names=["parrot"]) as driver:
+        held = [submit(driver, name, "ab", params={"max_tokens": 1}) for name in "abcd"]
+        held.append(submit(driver, "bad", "!", params={"n": 2}))
+        refused(DuplicateRequest, "a")
+        refused(Overloaded, "e")
+        refused(NotFound, "f", model="owl")
+        assert tokenizer.asked.wait(timeout=PATIENCE)
+        for name in "abd":
+            driver.abort(name)
+        tokenizer.let_go.set()
+        for channel in held:
+            list(channel)
+        assert error_of(submit(driver, "g", params={"top_p": 7}))[0] == "invalid_request"
+        driver.drain(lambda: None)
+        refused(Draining, "h")
+        driver.stop("the end")
+        refused(Draining, "i")
+        found = values(exposed(driver))
+
+    counts = {
+        name.rpartition("_total ")[2]: value
+        for name, value in found.items()
+        if name.startswith(("vllm:request_success_total", "odriver_requests_failed_total")) and value
+    }
+    assert counts == {
+        "abort": 3, "length": 1, "internal": 1, "duplicate_request": 1, "overloaded": 1, "not_found": 1,
+        "invalid_request": 1, "draining": 2,
+    }  # fmt: skip
+
+
+def test_a_driver_that_has_ended_counts_whom_it_refuses() -> None:
+    """And so is counted who is open at its end."""
+    with build_driver(FakeEngine(gate=threading.Semaphore(1))) as driver:
+        channel = submit(driver)
+        driver.stop("the end", timeout=0.1)  # a step hangs
+        assert error_of(channel)[0] == "stopped"
+        with pytest.raises(DriverStopped):
+            submit(driver, "b")
+
+        assert values(exposed(driver))["odriver_requests_failed_total stopped"] == 2
 
 
 def test_the_time_between_tokens_is_that_between_outputs() -> None:

@@ -193,6 +193,7 @@ def test_a_key_has_so_many_requests_at_once(alice: Client, driver: FakeDriver, a
 
         assert other.complete("x").text == "x"
     assert refused.value.code == "quota_exceeded"
+    assert driver.refused == {"quota_exceeded": 1}
 
 
 def test_a_revoked_key_is_cut_off_and_a_new_one_gets_in(

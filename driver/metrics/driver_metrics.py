@@ -144,7 +144,7 @@ class DriverMetrics(Collector):
             yield self._alone(CounterMetricFamily, name, meaning, value)
 
     def _counters_by_label(self, status: DriverStatus, requests: RequestMetrics) -> Iterable[Metric]:
-        prompts = requests.prompt_tokens
+        prompts, log = requests.prompt_tokens, self._driver.request_log
         sources = {
             "local_compute": prompts.computed,
             "local_cache_hit": prompts.cached,
@@ -152,6 +152,7 @@ class DriverMetrics(Collector):
         }
         copied = {"GPU_to_CPU": status.host_bytes_stored, "CPU_to_GPU": status.host_bytes_loaded}
         took = {"GPU_to_CPU": status.host_seconds_stored, "CPU_to_GPU": status.host_seconds_loaded}
+        finished = requests.finished | {"abort": requests.finished["abort"] + log.aborted_early}
         accepted = {str(at): count for at, count in enumerate(status.num_accepted_tokens_per_pos)}
         for name, meaning, label, values in (
             ("vllm:prompt_tokens_by_source", "Prompt tokens by where they came from", "source", sources),
@@ -159,8 +160,8 @@ class DriverMetrics(Collector):
             ("vllm:kv_offload_total_time", "Seconds of these copies, until they are seen to be there", "transfer_type", took),
             ("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by position among the drafts", "position", accepted),
             ("odriver_preemptions_by_cause", "Preemptions by why", "cause", status.preemptions_by_cause),
-            ("vllm:request_success", "Requests that ended", "finished_reason", requests.finished),
-            ("odriver_requests_failed", "Requests that got an error", "code", dict(self._driver.failed)),
+            ("vllm:request_success", "Requests that ended", "finished_reason", finished),
+            ("odriver_requests_failed", "Requests that got an error", "code", dict(log.failed)),
         ):  # fmt: skip
             yield self._by_label(CounterMetricFamily, name, meaning, label, values)
 

@@ -1,4 +1,4 @@
-"""A line in the log for each request, and a count of those that ended with an error."""
+"""A line in the log for each request, and counts of those that ended without a sample of their own."""
 
 import logging
 import threading
@@ -18,12 +18,17 @@ class RequestLog:
     def __init__(self) -> None:
         self.failed: Counter[str] = Counter()
         """By error code."""
+        self.aborted_early = 0
+        """Those that were aborted before they had sequences."""
         self._counting = threading.Lock()
 
     def ended(self, request: OpenRequest, last: ReturnSample) -> None:
         """Logs a request that is refused, or gets its last sample."""
         if last.error is not None:
-            self._count(last.error.code)
+            self.count(last.error.code)
+        elif not request.is_counted:
+            with self._counting:
+                self.aborted_early += 1
         if not logger.isEnabledFor(logging.INFO):
             return
         facts: dict[str, object] = {"seconds": round(time.monotonic() - request.received_at, 4)}
@@ -50,7 +55,8 @@ class RequestLog:
             facts["error"] = last.error.message
         _log(request.request, last.error.code if last.error is not None else last.finish_reason, facts)
 
-    def _count(self, code: str) -> None:
+    def count(self, code: str) -> None:
+        """Counts a request that ended with this error."""
         with self._counting:
             self.failed[code] += 1
 

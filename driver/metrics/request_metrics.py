@@ -12,7 +12,8 @@ from driver.request import Timings
 from driver.thread_messages import Opened
 from engine.metrics.histogram import Histogram
 
-FINISH_REASONS = ("stop", "length", "abort", "error", "repetition", "timeout")
+FINISH_REASONS = ("stop", "length", "abort", "repetition", "timeout")
+"""vLLM's, without "error": errors are counted by their codes (request_log.py)."""
 
 _TTFT = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)  # fmt: skip
 _PER_TOKEN = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)  # fmt: skip
@@ -125,10 +126,11 @@ class SampleTimes:
             before.from_host + from_host,
         )
 
-    def finish(self, reason: str, now: float) -> None:
-        """Notes that the sample has ended."""
+    def finish(self, reason: str | None, now: float) -> None:
+        """Notes that the sample has ended; None is an error."""
         metrics = self._metrics
-        metrics.finished[reason] += 1
+        if reason is not None:
+            metrics.finished[reason] += 1
         metrics.e2e_request_latency_seconds.observe(now - self._received_at)
         metrics.request_prompt_tokens.observe(self._opened.num_prompt_tokens)
         num_computed = self._opened.num_prompt_tokens - self._opened.num_cached_tokens(self._index)

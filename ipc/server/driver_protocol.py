@@ -19,6 +19,9 @@ class Driver(Protocol):
     def submit_request(self, request: ActiveRequest) -> None:
         """Takes a request or raises DriverError."""
 
+    def count_refusal(self, code: str) -> None:
+        """Counts a request that was refused with this code before it was submitted."""
+
     def submit_tokenizer_request(self, request: TokenizerRequest) -> None:
         """Takes a request or raises DriverError."""
 

@@ -195,14 +195,14 @@ class Clients:
         identity, request_id = client.identity, message.request_id
         if request_id in client.streams:
             in_use = f"request id {request_id!r} is in use until its last message"
-            self._refuse(identity, request_id, "duplicate_request", in_use)
+            self._turn_away(client, message, "duplicate_request", in_use)
             return
         over = self._ledger.refusal(client.tenant, now, spends=isinstance(message, Generate))
         if over is not None:
-            self._send(identity, Error(request_id, "quota_exceeded", *over))
+            self._turn_away(client, message, "quota_exceeded", *over)
             return
         if isinstance(message, Generate) and (why := client.tenant.refused_priority(message.params.get("priority"))):
-            self._send(identity, Error(request_id, "forbidden", why))
+            self._turn_away(client, message, "forbidden", why)
             return
         reply = Reply(self._outbox, identity, request_id, stream=not isinstance(message, Generate) or message.stream)
         client.streams[request_id] = SampleStream(reply, client.backlog)
@@ -216,6 +216,14 @@ class Clients:
             self._send(identity, Error(request_id, error.code, str(error), retry_after))
         else:
             self._ledger.open(client.tenant, reply, num_prompt_tokens, now)
+
+    def _turn_away(
+        self, client: ConnectedClient, message: Question, code: str, why: str, retry_after_s: float | None = None
+    ) -> None:
+        """Refuse what the driver is not asked; it counts requests."""
+        if isinstance(message, Generate):
+            self._driver.count_refusal(code)
+        self._send(client.identity, Error(message.request_id, code, why, retry_after_s))
 
     def _cut_off_stuck(self, client: ConnectedClient, now: float) -> None:
         """End the streams of a client that has something to read of each, and has read nothing for
