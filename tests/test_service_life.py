@@ -21,6 +21,7 @@ from test_daemon import send_signal
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.progress import Progress
+from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.process.systemd import watchdog_interval
 from ipc.service.configuration import DaemonConfig, LiveConfiguration
@@ -248,6 +249,40 @@ def test_a_daemon_without_progress_is_not_healthy(tmp_path: Path) -> None:
         daemon.run()
 
     assert heard == ["starting", None, "nothing has got done in the execution stage for 61 s"]
+
+
+@pytest.mark.parametrize("name", ["o.sock", "o.sock.control"])
+def test_a_socket_that_somebody_removes_is_noticed(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Health says it, and the log once, also where another socket is at the path by then. Who is connected is served on."""
+    monkeypatch.setenv("WATCHDOG_USEC", str(round(INTERVAL * 1e6)))
+    heard: list[str | None] = []
+    address, path = f"ipc://{tmp_path}/o.sock", tmp_path / name
+    daemon = build_daemon(address, FakeDriver())
+
+    def look() -> None:
+        while daemon.health() == "starting":
+            time.sleep(INTERVAL)
+        with Client(address, PATIENCE) as client:
+            client.complete("x")
+            path.unlink()
+            heard.append(daemon.health())
+            path.touch()
+            while "somebody has removed" not in caplog.text:
+                time.sleep(INTERVAL)
+            time.sleep(2 * INTERVAL)
+            heard.extend([daemon.health(), client.complete("still").text])
+        send_signal()
+
+    with ThreadPoolExecutor(1) as thread:
+        looked = thread.submit(look)
+        daemon.run()
+        looked.result()
+
+    lost = f"ipc://{path}: somebody has removed the socket, and nobody new can connect: start the daemon anew"
+    assert heard == [lost, lost, "still"]
+    assert caplog.text.count("somebody has removed") == 1
 
 
 def test_a_socket_thread_that_hangs_is_noticed(tmp_path: Path) -> None:

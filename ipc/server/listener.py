@@ -20,7 +20,7 @@ from ipc.errors import AddressError
 from ipc.server.outbox import Outbox, Reply
 from ipc.server.starting import StartingRules
 from ipc.sockets.auth import Authority
-from ipc.sockets.binding import listening
+from ipc.sockets.binding import file_of, listening
 from ipc.sockets.peer_events import Event, HasRoom, Lost, Refused, Said, Sent
 from ipc.sockets.peers import Peers
 from ipc.sockets.router import SocketConfiguration
@@ -100,6 +100,8 @@ class Listener:
         self._reload: Future[None] | None = None
         """Pending until the process has the new keys."""
         self._bound: Future[None] = Future()
+        self._file: tuple[int, int] | None = None
+        """The socket's, if it has one."""
         self._thread = SafeThread(name, self._run, self._died)
 
     def start(self) -> None:
@@ -128,6 +130,10 @@ class Listener:
         self._bell.ring()
         return now - min(waiting_since, default=now)
 
+    def lost_address(self) -> str | None:
+        """The address, if its file was removed or replaced, so that nobody new comes here."""
+        return self._address if self._file is not None and file_of(self._address) != self._file else None
+
     def stop(self) -> None:
         """Answer what has arrived, send what is left and close; a second call does nothing."""
         self._stopping = True
@@ -145,6 +151,7 @@ class Listener:
     def _run(self) -> None:
         try:
             with listening(self._address) as end:
+                self._file = file_of(self._address)
                 self._peers = Peers(self._name, self._spawner, end, self._configuration())
                 self._bound.set_result(None)
                 try:

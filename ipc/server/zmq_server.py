@@ -79,6 +79,11 @@ class Server:
         """For how long each thread has not reacted to earlier calls; wakes them again."""
         return {"sockets": self._work.seconds_unresponsive(), "control": self._control.seconds_unresponsive()}
 
+    def lost_addresses(self) -> list[str]:
+        """Those whose file somebody has removed or replaced, so that nobody new comes here."""
+        lost = self._work.lost_address(), self._control.lost_address()
+        return [address for address in lost if address is not None]
+
     def start(self) -> None:
         """Bind and begin to listen. Who comes is told to wait, and how far the start is."""
         try:

@@ -238,7 +238,7 @@ class Daemon:
             return "starting"
         if self._drain_deadline < math.inf:
             return "draining"
-        return self._monitor.stalled()
+        return self._monitor.stalled() or self._monitor.lost()
 
     def _hung(self, stage: str, seconds: float) -> None:
         """End after a hang, for a restart, with tracebacks of all threads in the log."""

@@ -28,6 +28,17 @@ def listening(address: str) -> Iterator[socket.socket]:
             yield end
 
 
+def file_of(address: str) -> tuple[int, int] | None:
+    """Which file a socket at an address is; None over TCP, and where there is none that we see."""
+    if not address.startswith("ipc://"):
+        return None
+    try:
+        file = Path(address.removeprefix("ipc://")).lstat()
+    except OSError:
+        return None
+    return file.st_dev, file.st_ino
+
+
 def _unix(address: str) -> socket.socket:
     path = Path(address.removeprefix("ipc://"))
     path.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """What is seen of a daemon: its metrics, ``/health``, traces of requests, and its watchdog."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from ipc.wire.messages import PROGRESS_LIMIT
 
 if TYPE_CHECKING:
     from driver.metrics.request_traces import RequestTraces
+
+logger = logging.getLogger(__name__)
 
 
 class Monitor:
@@ -34,6 +37,9 @@ class Monitor:
             "Since a socket thread was called and has not come by",
             lambda: max(server.stages().values()),
         )
+        lost = "Sockets whose file was removed, so that nobody new can connect"
+        self._exposition.gauge("odriver_lost_sockets", lost, lambda: len(server.lost_addresses()))
+        self._said_lost: str | None = None
         self._metrics: MetricsServer | None = None
         if settings.metrics_port is not None:
             self._metrics = MetricsServer(settings.metrics_host, settings.metrics_port, health, self._exposition)
@@ -68,7 +74,7 @@ class Monitor:
 
     def watch(self, on_hang: Callable[[str, float], None], on_failure: Callable[[str], None]) -> None:
         """Begin to look for progress, with the two as of a Watchdog."""
-        self._watchdog = Watchdog(self._stages, on_hang, on_failure)
+        self._watchdog = Watchdog(self._stages, on_hang, on_failure, look_at_rest=self._say_lost)
         self._watchdog.start()
 
     def stalled(self) -> str | None:
@@ -78,6 +84,13 @@ class Monitor:
         if stages[stage] <= PROGRESS_LIMIT:
             return None
         return f"nothing has got done in the {stage} stage for {stages[stage]:.0f} s"
+
+    def lost(self) -> str | None:
+        """Why nobody new can connect, if so; who is connected is served on."""
+        addresses = self._server.lost_addresses()
+        if not addresses:
+            return None
+        return f"{', '.join(addresses)}: somebody has removed the socket, and nobody new can connect: start the daemon anew"
 
     def stop_watching(self) -> None:
         """Look for progress no more: the daemon ends."""
@@ -90,6 +103,13 @@ class Monitor:
             self._metrics.stop()
         if self._traces is not None:
             self._traces.close()
+
+    def _say_lost(self) -> None:
+        """Log it, once."""
+        lost = self.lost()
+        if lost is not None and lost != self._said_lost:
+            logger.error("%s", lost)
+        self._said_lost = lost
 
     def _stages(self) -> dict[str, float]:
         """For how many seconds each stage and socket thread has been busy with one item."""

@@ -23,7 +23,8 @@ class Watchdog:
     systemd's WatchdogSec, or twice PROGRESS_LIMIT without one. While a stage is busy for longer,
     systemd is not notified, and restarts the daemon an interval later; before that ``on_hang`` is
     called with the stage, once, if it is over PROGRESS_LIMIT as well. ``on_failure`` is called on
-    the dying thread, should the thread die.
+    the dying thread, should the thread die. ``look_at_rest`` is called at each look, for what no
+    restart is needed for.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class Watchdog:
         on_hang: Callable[[str, float], None],
         on_failure: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        look_at_rest: Callable[[], None] = lambda: None,
     ) -> None:
         self._interval = watchdog_interval() or 2 * PROGRESS_LIMIT
         self._stages = stages
         self._on_hang = on_hang
         self._on_failure = on_failure
         self._clock = clock
+        self._look_at_rest = look_at_rest
         self._looked_at = math.inf
         self._thawed_at = -math.inf
         """When this whole process was last found to have been frozen, which is no stage's
@@ -60,6 +63,7 @@ class Watchdog:
 
     def _look(self) -> bool:
         """Whether to go on looking."""
+        self._look_at_rest()
         now = self._clock()
         if now - self._looked_at > 2 * self._interval:
             self._thawed_at = now
