@@ -5,7 +5,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import httpx
 import msgspec
 import uvicorn
 from fake_driver import PATIENCE
+from starlette.middleware import Middleware
 
 from ipc.gateway.access.callers import Callers
 from ipc.gateway.access.connection_limit import ConnectionLimit
@@ -58,6 +59,7 @@ def gateway(
     key: Path | None = None,
     limit: ConnectionLimit | None = None,
     proxies: tuple[str, ...] = (),
+    around: Sequence[Middleware] = (),
     **options: Any,
 ) -> Iterator[httpx.Client]:
     """A client of a gateway to the daemons at these addresses, for the time of a with statement; they have ``timeout`` to answer.
@@ -67,7 +69,7 @@ def gateway(
     remote = [
         RemoteDaemon(daemon, key, timeout, **options) if isinstance(daemon, str) else daemon for daemon in addresses
     ]
-    app = make_app(Daemons(remote), callers or Callers())
+    app = make_app(Daemons(remote), callers or Callers(), around)
     config = uvicorn.Config(
         app,
         log_config=None,

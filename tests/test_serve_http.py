@@ -250,6 +250,22 @@ def test_the_level_of_the_log_is_the_gateways_too(address: str, news: News, capf
     assert run_with(daemon, talk, news)[0] == STOPPED
 
 
+def test_pages_of_the_origins_that_the_operator_names_may_use_it(address: str, news: News) -> None:
+    """The settings come to the gateway's process."""
+    http = gateway(allowed_origins=("https://a.example",), allowed_methods=("GET",), allow_credentials=True)
+    headers = {"Origin": "https://a.example", "Access-Control-Request-Method": "GET"}
+
+    def talk() -> list[str]:
+        answer = httpx.options(f"{http.url}/v1/models", headers=headers, timeout=PATIENCE)
+        with ControlClient(address) as control:
+            control.drain()
+        return [answer.headers[f"Access-Control-Allow-{name}"] for name in ("Origin", "Methods", "Credentials")]
+
+    code, told = run_with(build_daemon(address, gateway=http), talk, news)
+
+    assert (code, told) == (STOPPED, ["https://a.example", "GET", "true"])
+
+
 def test_a_daemon_that_asks_for_keys_has_one_for_its_gateway(address: str, news: News, tmp_path: Path) -> None:
     """It may see how the daemon is; nobody else gets in by it, and the file is gone at the end."""
     directory = tmp_path / "keys"
@@ -341,6 +357,7 @@ def test_a_flag_of_http_without_http_is_a_mistake(address: str) -> None:
     [
         ({"trusted_proxies": "::1"}, "--trusted-proxies is for HTTP, which is not served: give --http"),
         ({"max_connections": 8}, "--max-connections is for HTTP"),
+        ({"allowed_origins": ["*"]}, "--allowed-origins is for HTTP"),
         ({"tool_call_parser": "hermes"}, "--tool-call-parser is for HTTP"),
         ({"metrics_host": "::1"}, "--metrics-host is for metrics, which are not served: give --metrics-port"),
         (

@@ -1,7 +1,7 @@
 """The gateway as an ASGI app: which address is answered by what."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -21,8 +21,11 @@ from ipc.gateway.request_id import RequestIds
 from ipc.gateway.upstream.daemons import Daemons
 
 
-def make_app(daemons: Daemons, callers: Callers) -> Starlette:
-    """Answers callers for these daemons, to which it is connected for the app's lifespan."""
+def make_app(daemons: Daemons, callers: Callers, around: Sequence[Middleware] = ()) -> Starlette:
+    """Answers callers for these daemons, to which it is connected for the app's lifespan.
+
+    Each answer, of whatever kind, passes through what is ``around``.
+    """
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -32,7 +35,7 @@ def make_app(daemons: Daemons, callers: Callers) -> Starlette:
 
     app = Starlette(
         routes=[*map(_route, OPERATIONS), Route("/openapi.json", openapi.show), *page_files.ROUTES],
-        middleware=[Middleware(RequestIds, FAULT_ANSWER)],
+        middleware=[*around, Middleware(RequestIds, FAULT_ANSWER)],
         exception_handlers=HANDLERS,
         lifespan=lifespan,
     )

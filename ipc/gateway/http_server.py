@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from engine.errors import ConfigurationError
 from ipc.errors import KeyFileError
 from ipc.gateway.access.callers import Callers
 from ipc.gateway.access.connection_limit import RESERVED_FILES, ConnectionLimit
+from ipc.gateway.access.cross_origin import cross_origin
 from ipc.gateway.access.peer_addresses import TrustedProxies
 from ipc.gateway.app import make_app
 from ipc.gateway.http_protocol import Protocol
@@ -70,6 +71,10 @@ def serve(
     api_keys: Path | None = None,
     trusted_proxies: str,
     max_connections: int,
+    allowed_origins: Sequence[str] = (),
+    allowed_methods: Sequence[str] = (),
+    allowed_headers: Sequence[str] = (),
+    allow_credentials: bool = False,
     drain_timeout: float,
     log_level: str,
     log_format: str,
@@ -96,7 +101,8 @@ def serve(
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
     )
-    app = make_app(Daemons([daemon_at(address) for address in addresses]), callers)
+    around = cross_origin(allowed_origins, allowed_methods, allowed_headers, credentials=allow_credentials)
+    app = make_app(Daemons([daemon_at(address) for address in addresses]), callers, around)
     config = _config(app, drain_timeout, proxies, limit, tls)
     try:
         config.load()

@@ -18,6 +18,7 @@ REASONING_PARSERS = (
     *("openai_gptoss", "gemma4", "mistral", "seed_oss", "cohere", "granite", "qwen3", "glm45", "olmo3"),
     *("minimax_m2", "deepseek_r1", "deepseek_v3", "kimi_k2"),
 )
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s\"]+")
 _API_KEY = re.compile(r"[\x21-\x7e]{1,512}")
 
 
@@ -44,6 +45,16 @@ class HttpConfig:
     reasoning_parser: str | None = setting(
         None, "", "format of reasoning over HTTP (default: as the chat template shows)", REASONING_PARSERS
     )
+    allowed_origins: tuple[str, ...] = setting(
+        (),
+        "ORIGIN",
+        "whose pages a browser lets use this (CORS): https://chat.example.org, or * (default: only our own)",
+    )
+    allowed_methods: tuple[str, ...] = setting((), "METHOD", "the methods that they may use (default: all)")
+    allowed_headers: tuple[str, ...] = setting((), "HEADER", "the headers that they may send (default: all)")
+    allow_credentials: bool = setting(
+        False, "", "let them send what the browser itself has, such as cookies of a proxy"
+    )
     trusted_proxies: str = setting(
         "", "CIDR,...", "addresses or networks of proxies whose X-Forwarded-For is believed (default: none)"
     )
@@ -56,6 +67,12 @@ class HttpConfig:
         require_setting(self.max_connections >= 1, "max_connections", "1 or more", self.max_connections)
         if self.api_key is not None and not _API_KEY.fullmatch(self.api_key):
             raise ConfigurationError("api_key must be of 1 to 512 letters, digits and signs, without spaces")
+        for origin in self.allowed_origins:
+            what = "names such as https://chat.example.org or http://localhost:3000, or *, without JSON and path"
+            require_setting(_ORIGIN.fullmatch(origin) is not None, "allowed_origins", what, origin)
+        for name in ("allowed_methods", "allowed_headers", "allow_credentials"):
+            if getattr(self, name) and not self.allowed_origins:
+                raise ConfigurationError(f"{name} is for pages of other origins: set allowed_origins as well")
         for name in ("ssl_certfile", "ssl_keyfile"):
             path = getattr(self, name)
             if path is not None and not os.path.isfile(path):

@@ -105,6 +105,7 @@ SECRETS = ("api_key",)
 """Settings whose values are not shown."""
 GATEWAY_OPTIONS = (
     *("api_key", "api_keys", "ssl_certfile", "ssl_keyfile", "tool_call_parser", "reasoning_parser"),
+    *("allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),
     *("trusted_proxies", "max_connections", "drain_timeout", "log_level", "log_format"),
 )
 """Settings of a gateway, of the daemon's own or another."""
