@@ -14,7 +14,8 @@ from ipc.service.settings import add_setting_arguments
 CONFIG_FILE = ("config.json",)
 """What is needed of a model."""
 OF_MEMORY = (
-    "num_pages", "enable_prefix_caching", "host_cache_gib", "enable_lora", "max_loras", "max_lora_rank", "lora_dtype", "lora_target_modules",
+    "num_pages", "enable_prefix_caching", "host_cache_gib", "enable_lora", "max_loras", "max_lora_rank", "lora_dtype",
+    "lora_target_modules",
 )  # fmt: skip
 """Settings whose flags are those of ``serve``, word by word."""
 
