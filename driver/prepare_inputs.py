@@ -223,19 +223,27 @@ class PrepareInputs:
             )
 
     def _bad_word_token_ids(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
-        """The ids of each word at the start of a text and, where they differ, after a space."""
-        variants: dict[tuple[int, ...], None] = {}
+        """The ids of each word at the start of a text, after a space, and right behind other text, but for those that
+        end with others of these."""
+        spellings: dict[tuple[int, ...], None] = {}
         for word in words:
-            bare = tuple(self._tokenizer.encode_word(word.lstrip()))
-            spaced = tuple(self._tokenizer.encode_word(" " + word.lstrip()))
-            if not bare:
+            bare = word.lstrip()
+            spelt = [
+                self._tokenizer.encode_word(bare),
+                self._tokenizer.encode_word(" " + bare),
+                self._behind_line(bare),
+            ]
+            if not spelt[0]:
                 raise InvalidRequest(f"bad_words must be words of at least one token, not {word!r}")
-            if max(len(bare), len(spaced)) > MAX_BAD_WORD_TOKENS:
+            if max(map(len, spelt)) > MAX_BAD_WORD_TOKENS:
                 raise InvalidRequest(f"bad_words must be words of at most {MAX_BAD_WORD_TOKENS} tokens, not {word!r}")
-            variants[bare] = None
-            if spaced[1:] != bare:
-                variants[spaced] = None
-        return tuple(variants)
+            spellings |= dict.fromkeys(map(tuple, spelt))
+        return tuple(ids for ids in spellings if not any(ids[place:] in spellings for place in range(1, len(ids))))
+
+    def _behind_line(self, word: str) -> list[int]:
+        """Its ids at the start of a line: many tokenizers put a space in front of the first word of a text alone."""
+        line, both = (self._tokenizer.encode_word(text) for text in ("\n", "\n" + word))
+        return both[len(line) :] if both[: len(line)] == line else self._tokenizer.encode_word(word)
 
     def _prompt_token_ids(self, request: ActiveRequest, params: SamplingParams) -> list[int]:
         if (request.prompt is None) == (request.messages is None):

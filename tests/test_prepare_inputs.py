@@ -2,14 +2,17 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListOf
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from fake_driver import PATIENCE
 from fakes import EOS, VOCAB_SIZE, FakeTokenizer
+from tokenizer_files import build_byte_fallback, build_byte_level, write_tokenizer
+from tokenizers import Tokenizer
 
 import driver.resumption
 from caching.prefix_cache import page_keys
@@ -18,6 +21,7 @@ from driver.open_requests import OpenRequest, OpenRequests
 from driver.prepare_inputs import PrepareInputs
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
 from driver.stages.safe_thread import SafeThread
+from driver.text.tokenizer import HuggingFaceTokenizer
 from driver.thread_messages import Admit
 from engine.request_limits import MAX_PROMPT_LOGPROBS, MAX_SEED, ServingLimits
 from engine.scheduling.sequence import Sequence
@@ -33,7 +37,7 @@ class Stage:
         *,
         max_queued: int = 8,
         started: bool = True,
-        tokenizer: FakeTokenizer | None = None,
+        tokenizer: FakeTokenizer | HuggingFaceTokenizer | None = None,
         defaults: dict[str, Any] | None = None,
     ) -> None:
         self.outcomes: queue.SimpleQueue[Admit | ReturnSample] = queue.SimpleQueue()
@@ -233,6 +237,22 @@ def test_a_seed_is_drawn_for_who_gives_none(stage: Stage) -> None:
     seeds = [stage.sequence(request_id=name, prompt="x").seed for name in "abcd"]
 
     assert len(set(seeds)) == 4 and all(0 <= seed <= MAX_SEED for seed in seeds)
+
+
+@pytest.mark.parametrize("build", [build_byte_level, build_byte_fallback])
+def test_bad_words_are_banned_in_every_spelling(tmp_path: Path, build: Callable[[], Tokenizer]) -> None:
+    """At the start of a text, after a space or a line's end, in quotation marks and within a word."""
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path / "t", build()))
+    stage = Stage(tokenizer=tokenizer)
+
+    banned = stage.sequence(prompt=[1], params={"bad_words": ["fox", " the", "on the"]}).bad_word_token_ids
+    stage.stop()
+
+    for text in ("fox", "a fox", "a\nfox", "'fox'", "oxfoxes", "the", "a the", ".\nthe", "bathe"):
+        ids = tokenizer.encode_word(text)
+        assert any(tuple(ids[place : place + len(word)]) == word for word in banned for place in range(len(ids))), text
+    assert not any(tuple(tokenizer.encode_word(text)) in banned for text in ("ox", "he", "on", " "))
+    assert not any(word[place:] in banned for word in banned for place in range(1, len(word)))
 
 
 @pytest.mark.parametrize(

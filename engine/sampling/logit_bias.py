@@ -19,8 +19,8 @@ from engine.sampling.new_tokens import NewTokens
 from engine.scheduling.sequence import Sequence
 from engine.vocabulary import WHOLE, Vocabulary
 
-MAX_BANS = 2 * MAX_BAD_WORDS
-"""Bad words of several tokens, each with and without the space before it."""
+MAX_BANS = 3 * MAX_BAD_WORDS
+"""Bad words of several tokens, each as it is spelt at the start of a text, after a space, and behind other text."""
 MAX_HIDDEN = MAX_STOP_TOKEN_IDS + MOST_EOS_TOKEN_IDS
 """Ids that end a sequence: the request's, and the model's."""
 RECENT = MAX_BAD_WORD_TOKENS - 1
