@@ -438,7 +438,7 @@ def test_what_a_tokenizer_puts_around_a_text_is_at_its_ends(plain: list[int]) ->
 
 
 def score(driver: FakeDriver) -> None:
-    """Answer a held request of two tokens with one more, and with log-probabilities of all."""
+    """Answer a held request of two tokens with one more, which ends it, and with log-probabilities of all."""
     request = driver.take()
     assert request.prompt == [3, 5] and request.params | {"prompt_logprobs": 1, "logprobs": 1} == request.params
     token = {2: Logprob(-0.5, 1, "aa")}
@@ -450,7 +450,7 @@ def score(driver: FakeDriver) -> None:
         prompt_logprobs=[None, {5: Logprob(-2.0, 9, " five"), 4: Logprob(-1.0, 1, " top")}],
     )
     request.channel.put(sample)
-    driver.finish(request, "length", 1)
+    driver.finish(request, "stop", 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -475,4 +475,5 @@ def test_a_prompt_is_scored(
     names = ("tokens", "token_logprobs", "text_offset")
     assert [row for column in columns for row in zip(*(column[name] for name in names), strict=True)] == tokens
     assert columns[0]["top_logprobs"][:2] == [None, {" five": -2.0, " top": -1.0}]
+    assert choices[-1]["finish_reason"] == ("stop" if max_tokens else "length")
     assert told[-1]["usage"] == usage(1, max_tokens)

@@ -1,6 +1,6 @@
 """The prompt before its completion, for ``echo``."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,6 +13,8 @@ from ipc.openai.logprob_bodies import TextLogprobs, text_length, text_logprobs
 from ipc.openai.question import BodyError, Question
 from ipc.openai.request_bodies import CompletionRequest
 from ipc.wire.completion import Completion, Piece
+
+Ended = TypeVar("Ended", Piece, TextChoice)
 
 
 class Echo:
@@ -63,12 +65,14 @@ class Echo:
             self._said.add(piece.index)
             said.append(chunks.echo(first_index + piece.index, self.text, self._logprobs()))
         if self._alone:
-            piece = msgspec.structs.replace(piece, text="", token_ids=[], logprobs=[])
+            piece = msgspec.structs.replace(_at_limit(piece), text="", token_ids=[], logprobs=[])
         return [*said, *chunks.take(piece, number, first_index)]
 
     def _before(self, choice: TextChoice) -> TextChoice:
         text, logprobs = self.text, self._logprobs()
-        if not self._alone:
+        if self._alone:
+            choice = _at_limit(choice)
+        else:
             text += choice.text
             if logprobs is not None and choice.logprobs is not None:
                 logprobs = _joined(logprobs, choice.logprobs, len(self.text))
@@ -85,6 +89,13 @@ class Echo:
         columns = text_logprobs(known, self._format, -max(0, added), first=self._first)
         offsets = [min(offset, len(self.text)) for offset in columns.text_offset]
         return msgspec.structs.replace(columns, text_offset=offsets)
+
+
+def _at_limit(ended: Ended) -> Ended:
+    """What ended with a token that was not asked for, with the end that it has without that token."""
+    if ended.finish_reason != "stop":
+        return ended
+    return msgspec.structs.replace(ended, finish_reason="length", stop_reason=None)
 
 
 async def echoed(client: AsyncClient, asked: Question, body: CompletionRequest) -> tuple[Question, Echo]:
