@@ -17,6 +17,7 @@ from tokenizer_files import TOOL_TEMPLATE
 
 from driver.errors import Overloaded
 from driver.request import ActiveRequest, Logprob, ReturnSample, Usage
+from ipc.gateway.output.output_events import Content
 from ipc.gateway.output.output_parser import OutputParser
 from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningParser
 from ipc.gateway.output.tool_call_parser import ToolCallParser
@@ -219,6 +220,20 @@ def test_log_probabilities_are_those_of_the_tokens_of_the_content(size: int) -> 
             taken += content.take(event)
 
     assert [TOKENS[number] for token in taken for number in token] == SAID
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 99])
+def test_tokens_that_are_no_text_have_their_log_probabilities(size: int) -> None:
+    """Bytes that do not begin a character, at either end and among others, are shown and so are of the content."""
+    written = [b"\xb9", b"a", b"\xa0", b"\xbf", b"b\xf0", b"\x9f", b"c", b"\xe2\x82", b"\xac", b"\x80"]
+    tokens = [{number: Logprob(-0.5, 1, "\ufffd", token)} for number, token in enumerate(written)]
+    decoder, content, taken = codecs.getincrementaldecoder("utf-8")(errors="replace"), ContentTokens(), []
+
+    for first in range(0, len(written), size):
+        content.add(tokens[first : first + size])
+        taken += content.take(Content(decoder.decode(b"".join(written[first : first + size]))))
+
+    assert taken == tokens
 
 
 def test_a_piece_may_have_thoughts_and_content(address: str) -> None:

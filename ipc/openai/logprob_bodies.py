@@ -1,5 +1,7 @@
 """Log-probabilities as OpenAI's clients are answered them."""
 
+import codecs
+
 from msgspec import Struct
 
 from driver.request import Logprob
@@ -72,7 +74,22 @@ def text_length(tokens: list[TokenLogprobs]) -> int:
 
 def text_of(tokens: list[TokenLogprobs]) -> str:
     """Their own texts together."""
-    return b"".join(bytes(_bytes(next(iter(token.values())))) for token in tokens).decode(errors="replace")
+    return b"".join(map(_own_bytes, tokens)).decode(errors="replace")
+
+
+def text_ends(tokens: list[TokenLogprobs]) -> list[int]:
+    """Where each token's text ends in that of all: of a character in several tokens the first has it, and of bytes that
+    are no UTF-8 each has a character of its own."""
+    decoder, length, ends = codecs.getincrementaldecoder("utf-8")(errors="replace"), 0, []
+    for token in tokens:
+        length += len(decoder.decode(_own_bytes(token)))
+        begun, _ = decoder.getstate()
+        ends.append(length + bool(begun))
+    return ends
+
+
+def _own_bytes(token: TokenLogprobs) -> bytes:
+    return bytes(_bytes(next(iter(token.values()))))
 
 
 def _length(one: Logprob) -> int:

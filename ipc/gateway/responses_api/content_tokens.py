@@ -1,7 +1,7 @@
 """Which tokens an event's text is of."""
 
 from ipc.gateway.output.output_events import CallBegins, Content, OutputEvent
-from ipc.openai.logprob_bodies import text_length, text_of
+from ipc.openai.logprob_bodies import text_ends, text_of
 from ipc.wire.completion import TokenLogprobs
 
 
@@ -26,12 +26,11 @@ class ContentTokens:
         text = self._rest + text_of(self._tokens)
         start = text.find(event.text)
         stop = len(text) if start < 0 else start + len(event.text)
-        taken, behind, end = [], [], len(self._rest)
-        place = end
-        for token in self._tokens:
-            length = text_length([token])
-            end += length
-            if end - max(1, length) >= stop:  # a token in which no character begins is of the one before
+        taken, behind = [], []
+        place = len(self._rest)
+        for token, length in zip(self._tokens, text_ends(self._tokens), strict=True):
+            end = len(self._rest) + length
+            if min(place, end - 1) >= stop:  # a token in which no character begins is of the one before
                 behind.append(token)
                 continue
             place = end
