@@ -512,6 +512,18 @@ def test_tokens_of_one_text_are_told_apart() -> None:
     ]
 
 
+@pytest.mark.parametrize(("text", "names"), [(None, ["token_id:4", "token_id:9"]), ("", ["", "token_id:9"])])
+def test_tokens_without_text_are_told_apart(text: str | None, names: list[str]) -> None:
+    """By their ids: where nothing is made text, and where several have none."""
+    token = {4: Logprob(-2.0, 2, text), 9: Logprob(-0.5, 1, text)}
+
+    columns, (told,) = text_logprobs([token], AnswerFormat(1)), chat_logprobs([token], AnswerFormat(1)).content
+
+    assert columns.tokens == names[:1] and columns.top_logprobs == [dict(zip(names, (-2.0, -0.5), strict=True))]
+    if text is None:
+        assert [told.token, *(one.token for one in told.top_logprobs)] == names
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_a_chat_has_as_many_of_the_likeliest_as_were_asked_for(count: int) -> None:
     """By rank, and no more where the token's own logit is as high as theirs."""

@@ -110,18 +110,25 @@ def _chat_logprob(token: TokenLogprobs, answer_format: AnswerFormat) -> ChatLogp
 
 def _by_name(token: TokenLogprobs, answer_format: AnswerFormat) -> dict[str, float]:
     """The log-probabilities of a place. Of tokens of one text the first one, which is the likeliest
-    if it is not the token itself, has it for a name, and others have their bytes, as OpenAI writes these."""
+    if it is not the token itself, has it for a name, and others have their bytes, as OpenAI writes these, or where they
+    have none their ids."""
     named: dict[str, float] = {}
     for token_id, one in token.items():
         name = _name(token_id, one, answer_format)
         if name in named:
-            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in _bytes(one))
+            own = "".join(f"\\x{byte:02x}" for byte in _bytes(one))
+            name = f"bytes:{own}" if own else _id_name(token_id)
         named.setdefault(name, one.logprob)
     return named
 
 
 def _name(token_id: int, one: Logprob, answer_format: AnswerFormat) -> str:
-    return f"token_id:{token_id}" if answer_format.tokens_as_ids else one.decoded_token or ""
+    """Its text, or vLLM's name of its id where that is asked for, or nothing is made text."""
+    return _id_name(token_id) if answer_format.tokens_as_ids or one.decoded_token is None else one.decoded_token
+
+
+def _id_name(token_id: int) -> str:
+    return f"token_id:{token_id}"
 
 
 def _bytes(one: Logprob) -> list[int]:
