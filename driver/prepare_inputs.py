@@ -210,7 +210,10 @@ class PrepareInputs:
         self, params: SamplingParams, ends: frozenset[int], bad_words: tuple[tuple[int, ...], ...]
     ) -> None:
         self._check_in_vocabulary("stop_token_ids", params.stop_token_ids)
-        self._check_in_vocabulary("logit_bias", list(params.logit_bias))
+        most = self._limits.vocab_size - 1
+        for token_id in params.logit_bias:
+            if not 0 <= token_id <= most:
+                raise InvalidRequest(f"logit_bias[{token_id}] must be for a token id from 0 to {most}")
         if params.allowed_token_ids is None:
             return
         self._check_in_vocabulary("allowed_token_ids", params.allowed_token_ids)

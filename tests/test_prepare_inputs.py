@@ -318,7 +318,7 @@ def test_a_bad_prompt_is_refused(stage: Stage, fields: dict[str, Any], complaint
         ({"repetition_penalty": float("inf")}, "repetition_penalty must be from 0.01 to 10, not inf"),
         ({"logit_bias": {5: 101}}, "logit_bias[5] must be from -100 to 100, not 101"),
         ({"logit_bias": {5: float("nan")}}, "logit_bias[5] must be from -100 to 100, not nan"),
-        ({"logit_bias": {257: 1}}, "logit_bias[0] must be a token id from 0 to 256, not 257"),
+        ({"logit_bias": {257: 1}}, "logit_bias[257] must be for a token id from 0 to 256"),
         ({"logit_bias": {"five": 1}}, "key in logit_bias: expected int, got str"),
         ({"allowed_token_ids": []}, "allowed_token_ids must be at least one token id, not []"),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids[0] must be a token id from 0 to 256, not -1"),
