@@ -24,6 +24,7 @@ from engine.models.weights.parameters import Parameter, Role, tensors
 from engine.models.weights.store import abstract_decoder, parameter_bytes
 from engine.models.weights.weight_format import Groups, Layout, WeightFormat
 from engine.step.backend_choice import choose_backend
+from engine.step.compilation import num_compilations
 
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 32, "vocab_size": 256}
 XLA = WeightFormat(np.dtype(np.float32), activations=np.dtype(np.float32), bits=4)
@@ -165,6 +166,27 @@ def test_a_layer_of_a_stack_is_multiplied_in_4_bits_as_if_it_were_alone() -> Non
 
         expected = weight.grouped_product(jnp.asarray(x, jnp.float32), groups)
         np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", [XLA, MATRIX])
+def test_what_several_devices_make_is_compiled_once(form: WeightFormat) -> None:
+    """Parameters of one shape are made by one function, so new weights compile nothing while a daemon serves."""
+    mesh, rng = DeviceMesh(tuple(jax.devices()[:2])), np.random.default_rng(0)
+    kernel = Parameter("kernel", Role.KERNEL, (("ffn", 128), ("hidden", 20)), tensors("kernel"), inputs=1)
+    axes = (("experts", 4), ("ffn", 128), ("hidden", 20))
+    experts = Parameter("kernel", Role.EXPERTS, axes, tensors("kernel"), inputs=1, whole="experts")
+
+    def make() -> None:
+        for kind, parameter in ((Int4, kernel), (Int4Experts, experts)):
+            values = rng.standard_normal(parameter.sizes).astype(np.float32)
+            placed = jax.device_put(values, mesh.sharding(*parameter.split))
+            jax.block_until_ready(jax.tree.leaves(kind.made_of(placed, parameter, form, mesh)))
+
+    make()
+    before = num_compilations()
+    make()
+
+    assert num_compilations() == before
 
 
 def test_devices_have_scales_of_their_own_inputs() -> None:

@@ -50,8 +50,8 @@ class Int4:
     @classmethod
     def made_of(cls, values: Array, parameter: Parameter, form: WeightFormat, mesh: DeviceMesh) -> "Int4":
         """The form of a parameter's ``values``; its outputs are one axis in a MATRIX layout."""
-        quantize = partial(quantize4, group=group_size(parameter, mesh.size))
-        return cls(*_made(quantize, values, parameter, form, mesh), form.layout, parameter.out(mesh.size))
+        sizes = (group_size(parameter, mesh.size),)
+        return cls(*_made(quantize4, sizes, values, parameter, form, mesh), form.layout, parameter.out(mesh.size))
 
     def product(self, x: Array) -> Array:
         """x[..., in] -> f32[..., prod(out)]."""
@@ -88,8 +88,8 @@ class Int4Experts:
     def made_of(cls, values: Array, parameter: Parameter, form: WeightFormat, mesh: DeviceMesh) -> "Int4Experts":
         """The form of a parameter's ``values``; its outputs are one axis in a MATRIX layout."""
         group = group_size(parameter, mesh.size)
-        quantize = partial(_quantize_experts, group=group, tile=_tile_of(parameter, form))
-        return cls(*_made(quantize, values, parameter, form, mesh), form.layout, parameter.out(mesh.size), group)
+        made = _made(_quantize_experts, (group, _tile_of(parameter, form)), values, parameter, form, mesh)
+        return cls(*made, form.layout, parameter.out(mesh.size), group)
 
     def grouped_product(self, x: Array, groups: Groups, layer: Array | None = None) -> Array:
         """x[rows, in], sorted by expert -> f32[rows, prod(out)]; undefined behind all groups.
@@ -153,28 +153,45 @@ def _leaves(parameter: Parameter, form: WeightFormat, devices: int) -> tuple[Lea
 
 
 def _made(
-    quantize: Callable[[Array], tuple[Array, Array]],
+    quantize: Callable[..., tuple[Array, Array]],
+    sizes: tuple[int, ...],
     values: Array,
     parameter: Parameter,
     form: WeightFormat,
     mesh: DeviceMesh,
 ) -> tuple[Array, Array]:
-    """The numbers and the scales, as ``_leaves`` describes them; each device makes its own."""
-    leaves, lead = _leaves(parameter, form, mesh.size), parameter.role.lead
+    """The numbers and the scales of ``quantize(values, *sizes)``, as ``_leaves`` describes them."""
+    lead = parameter.role.lead
     if form.layout is not Layout.PANELS:
-        split = PartitionSpec(*leaves[0].split)
-
-        def make(values: Array) -> tuple[Array, Array]:
-            numbers, scales = quantize(values)
-            stored = _in_bytes(numbers, lead) if form.layout is Layout.AXES else numbers.astype(INT4)
-            return stored, scales.astype(leaves[1].dtype)
-
-        made: tuple[Array, Array] = mesh.on_each(make, (split,), (split, split))(values)
+        made: tuple[Array, Array] = _made_on_each(
+            values, quantize, sizes, _leaves(parameter, form, mesh.size), lead, mesh
+        )
         return made
     numbers, scales = (
-        np.asarray(part).reshape(*part.shape[: lead + 1], -1).swapaxes(-1, -2) for part in quantize(values)
+        np.asarray(part).reshape(*part.shape[: lead + 1], -1).swapaxes(-1, -2) for part in quantize(values, *sizes)
     )
     return panels.as_panels4(numbers), panels.as_panels(scales)
+
+
+@partial(jax.jit, static_argnames=("quantize", "sizes", "leaves", "lead", "mesh"))
+def _made_on_each(
+    values: Array,
+    quantize: Callable[..., tuple[Array, Array]],
+    sizes: tuple[int, ...],
+    leaves: tuple[Leaf, Leaf],
+    lead: int,
+    mesh: DeviceMesh,
+) -> tuple[Array, Array]:
+    """Each device makes its own. Compiled once for parameters of the same shape, those of new weights included."""
+    split = PartitionSpec(*leaves[0].split)
+
+    def make(values: Array) -> tuple[Array, Array]:
+        numbers, scales = quantize(values, *sizes)
+        stored = _in_bytes(numbers, lead) if leaves[0].dtype == UINT8 else numbers.astype(INT4)
+        return stored, scales.astype(leaves[1].dtype)
+
+    made: tuple[Array, Array] = mesh.on_each(make, (split,), (split, split))(values)
+    return made
 
 
 def _in_bytes(numbers: Array, axis: int) -> Array:
