@@ -16,7 +16,7 @@ from engine.devices.device_errors import DeviceError, device_errors
 from engine.devices.xla_threads import limit_xla_threads
 from engine.errors import ConfigurationError
 from engine.hosts.other_processes import ALONE, OtherProcesses
-from engine.hosts.processes import least_of_all
+from engine.hosts.processes import check_facts_alike, least_of_all
 from engine.live.live_weights import LiveWeights
 from engine.memory.device_memory import memory_budget
 from engine.memory.page_budget import CachePlanner, check_page_table
@@ -255,6 +255,7 @@ class _Start:
             self._fingerprint = self._served.load_all(
                 self._decoders, lambda done, total: self._report(Progress("loading weights", done, total, "bytes"))
             )
+            check_facts_alike({"the weights": self._fingerprint})
         return self._fingerprint
 
 

@@ -1,5 +1,6 @@
 """Two processes, as on two hosts, are one daemon: they give what one gives, and they leave together."""
 
+import json
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from checkpoints import build_checkpoint
@@ -19,7 +21,9 @@ from xla_flags import xla_flags
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError, HostsError
+from engine.hosts import processes
 from engine.hosts.follower import check_alike
+from engine.hosts.processes import _sum, check_facts_alike
 from engine.sampling.logit_bias import neutral_bias
 from engine.sampling.needs import Need
 from engine.sampling.penalties import neutral_penalties
@@ -39,6 +43,7 @@ from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.errors import RequestFailed
 from ipc.service.daemon import FAULT, STOPPED
+from ipc.service.facts_alike import facts_alike
 
 ROOT = Path(__file__).parent.parent
 ODRIVER = [sys.executable, "-c", "import sys; from ipc.commands.cli import main; sys.exit(main())"]
@@ -291,6 +296,71 @@ def test_the_others_end_when_process_0_dies(two: list[Process]) -> None:
 
     assert second.wait() not in (STOPPED, None)
     assert "process 0 has gone" in second.log() or "another task died" in second.log()  # jax may be quicker
+
+
+@pytest.mark.thorough
+def test_processes_that_draft_otherwise_do_not_start(place: Path, tmp_path: Path) -> None:
+    """Both say in what they differ, whichever of them has more settings."""
+    directory = made(place / tmp_path.name)
+    together = ["--coordinator-address", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
+    drafts = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 1}']
+    two = [
+        Process(directory, *together, "--process-id", "0", *drafts),
+        Process(directory, *together, "--process-id", "1"),
+    ]
+    try:
+        ends = [process.wait() for process in two]
+    finally:
+        for process in two:
+            process.end()
+
+    assert ends == [os.EX_CONFIG] * 2, two[0].log() + two[1].log()
+    for process in two:
+        assert "process 1 differs from process 0 in --speculative-config: start all with the same" in process.log()
+
+
+@pytest.mark.thorough
+def test_processes_of_other_weights_do_not_start(place: Path, tmp_path: Path) -> None:
+    """A copy that is older has files of the same sizes, and tokens would be the same everywhere, of no model's."""
+    older = shutil.copytree(place / "model", tmp_path / "model")
+    build_checkpoint(older, "llama2", seed=1, **json.loads((older / "config.json").read_text()))
+    together = ["--coordinator-address", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
+    directories = made(place / tmp_path.name), made(tmp_path / "life")
+    two = [Process(each, *together, "--process-id", str(number)) for number, each in enumerate(directories)]
+    try:
+        ends = [process.wait() for process in two]
+    finally:
+        for process in two:
+            process.end()
+
+    assert ends == [os.EX_CONFIG] * 2, two[0].log() + two[1].log()
+    for process in two:
+        assert "process 1 differs from process 0 in the weights: start all with the same" in process.log()
+
+
+def test_facts_are_compared_by_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So they have the same names whatever the settings, and another version's are not taken for others of ours."""
+    model, draft = (build_checkpoint(tmp_path / name) for name in ("model", "draft"))
+    methods = ['{"method": "ngram", "num_speculative_tokens": 1}']
+    methods.append(f'{{"method": "draft_model", "model": "{draft}", "num_speculative_tokens": 1}}')
+    each = [facts_alike(EngineConfig(model=str(model), speculative_config=method)) for method in (None, *methods)]
+
+    def compare(ours: dict[str, str], theirs: dict[str, str]) -> None:
+        sums = iter([[[_sum(repr(list(facts)))] for facts in (ours, theirs)]])
+        values = [[_sum(fact) for fact in facts.values()] for facts in (ours, theirs)]
+        monkeypatch.setattr(processes, "_gather", lambda _: next(sums, values))
+        check_facts_alike(ours)
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    compare(each[0], each[0])
+    with pytest.raises(ConfigurationError, match="process 1 differs from process 0 in --speculative-config: start"):
+        compare(each[0], each[1])
+    with pytest.raises(
+        ConfigurationError, match=r"in --speculative-config, config\.json of the draft model, the files of"
+    ):
+        compare(each[1], each[2])
+    with pytest.raises(ConfigurationError, match=r"process 1 has other settings .* same version of oDriver"):
+        compare(each[0], {**each[0], "--of-tomorrow": "1"})
 
 
 def test_what_is_said_arrives_as_it_was() -> None:

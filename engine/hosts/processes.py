@@ -247,17 +247,30 @@ def _join(hosts: Hosts, facts: Mapping[str, str]) -> None:
     finally:
         background.shutdown(wait=False)
     acquire_devices()
-    _check_alike(facts)
+    check_facts_alike(facts)
 
 
-def _check_alike(facts: Mapping[str, str]) -> None:
-    sums = _gather([zlib.crc32(fact.encode()) >> 1 for fact in facts.values()])
+def check_facts_alike(facts: Mapping[str, str]) -> None:
+    """Raises ConfigurationError if ``facts``, values by name, differ between processes. Every process must call this."""
+    if jax.process_count() == 1:
+        return
+    [[first], *others] = _gather([_sum(repr(list(facts)))])  # of other names there may be more or fewer
+    for process_id, [names] in enumerate(others, start=1):
+        if names != first:
+            raise ConfigurationError(
+                f"process {process_id} has other settings than process 0: install the same version of oDriver on all hosts"
+            )
+    sums = _gather([_sum(fact) for fact in facts.values()])
     for process_id, theirs in enumerate(sums):
         differing = [name for name, mine, other in zip(facts, sums[0], theirs, strict=True) if mine != other]
         if differing:
             raise ConfigurationError(
                 f"process {process_id} differs from process 0 in {', '.join(differing)}: start all with the same"
             )
+
+
+def _sum(fact: str) -> int:
+    return zlib.crc32(fact.encode()) >> 1
 
 
 def _gather(numbers: "tuple[int, ...] | list[int]") -> list[list[int]]:

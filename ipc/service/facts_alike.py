@@ -13,7 +13,8 @@ EASYDEL = ("metadata.json", "tensorstore_index.json")
 
 
 def facts_alike(config: EngineConfig) -> dict[str, str]:
-    """The facts that must be equal on all hosts of a daemon, by name."""
+    """The facts that must be equal on all hosts of a daemon, by name. The names are the same whatever
+    the settings: they are compared by their order."""
     settings = {
         f"--{field.name.replace('_', '-')}": str(getattr(config, field.name))
         for field in fields(config)
@@ -24,15 +25,17 @@ def facts_alike(config: EngineConfig) -> dict[str, str]:
         )
     }
     speculation, of_draft_model = config.speculation, config.of_draft_model
-    if speculation is not None:
-        settings["--speculative-config"] = str(msgspec.structs.replace(speculation, model=speculation.model and "..."))
-    draft = {} if of_draft_model is None else _facts_of_files(of_draft_model.directory)
+    alike = speculation and msgspec.structs.replace(speculation, model=speculation.model and "...")
+    settings["--speculative-config"] = str(alike)
+    draft = _facts_of_files(None if of_draft_model is None else of_draft_model.directory)
     beside = {f"{name} of the draft model": fact for name, fact in draft.items()}
-    versions = {f"the version of {name}": version(name) for name in ("jax", "jaxlib")}
+    versions = {f"the version of {name}": version(name) for name in ("odriver", "jax", "jaxlib")}
     return {**settings, **versions, **_facts_of_files(config.directory), **beside}
 
 
-def _facts_of_files(directory: Path) -> dict[str, str]:
+def _facts_of_files(directory: Path | None) -> dict[str, str]:
+    if directory is None:
+        return dict.fromkeys(("config.json", "the files of weights", "the checkpoint"), "")
     files = sorted((path.name, path.stat().st_size) for path in directory.glob("*.safetensors*"))
     config_file = directory / "config.json"
     written = config_file.read_text() if config_file.is_file() else ""
