@@ -229,24 +229,19 @@ class PrepareInputs:
         """The ids of each word at the start of a text, after a space, and right behind other text, but for those that
         end with others of these."""
         spellings: dict[tuple[int, ...], None] = {}
+        line = self._tokenizer.encode_word("\n") if words else []
         for word in words:
             bare = word.lstrip()
-            spelt = [
-                self._tokenizer.encode_word(bare),
-                self._tokenizer.encode_word(" " + bare),
-                self._behind_line(bare),
-            ]
-            if not spelt[0]:
+            alone, spaced, at_line = (self._tokenizer.encode_word(space + bare) for space in ("", " ", "\n"))
+            # Many tokenizers put a space in front of the first word of a text, and of no other line. Some make one
+            # unknown token of a line's end and a word.
+            behind = (at_line[len(line) :] if at_line[: len(line)] == line else []) or alone
+            if not alone:
                 raise InvalidRequest(f"bad_words must be words of at least one token, not {word!r}")
-            if max(map(len, spelt)) > MAX_BAD_WORD_TOKENS:
+            if max(map(len, (alone, spaced, behind))) > MAX_BAD_WORD_TOKENS:
                 raise InvalidRequest(f"bad_words must be words of at most {MAX_BAD_WORD_TOKENS} tokens, not {word!r}")
-            spellings |= dict.fromkeys(map(tuple, spelt))
+            spellings |= dict.fromkeys(map(tuple, (alone, spaced, behind)))
         return tuple(ids for ids in spellings if not any(ids[place:] in spellings for place in range(1, len(ids))))
-
-    def _behind_line(self, word: str) -> list[int]:
-        """Its ids at the start of a line: many tokenizers put a space in front of the first word of a text alone."""
-        line, both = (self._tokenizer.encode_word(text) for text in ("\n", "\n" + word))
-        return both[len(line) :] if both[: len(line)] == line else self._tokenizer.encode_word(word)
 
     def _prompt_token_ids(self, request: ActiveRequest, params: SamplingParams) -> list[int]:
         if (request.prompt is None) == (request.messages is None):

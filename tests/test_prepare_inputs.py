@@ -13,6 +13,7 @@ from fake_driver import PATIENCE
 from fakes import EOS, VOCAB_SIZE, FakeTokenizer
 from tokenizer_files import build_byte_fallback, build_byte_level, write_tokenizer
 from tokenizers import Tokenizer
+from tokenizers.models import Unigram
 
 import driver.resumption
 from caching.prefix_cache import page_keys
@@ -253,6 +254,17 @@ def test_bad_words_are_banned_in_every_spelling(tmp_path: Path, build: Callable[
         assert any(tuple(ids[place : place + len(word)]) == word for word in banned for place in range(len(ids))), text
     assert not any(tuple(tokenizer.encode_word(text)) in banned for text in ("ox", "he", "on", " "))
     assert not any(word[place:] in banned for word in banned for place in range(1, len(word)))
+
+
+def test_a_bad_word_that_is_unknown_behind_a_line_is_banned_as_it_is_alone(tmp_path: Path) -> None:
+    """With the line's end it is one unknown token: there is no spelling of no tokens, which the sampler could not ban."""
+    pieces = Unigram([("<unk>", 0.0), ("<|end|>", 0.0), ("▁", -2.0), ("a", -1.0)], 0, byte_fallback=False)
+    stage = Stage(tokenizer=HuggingFaceTokenizer(write_tokenizer(tmp_path / "t", Tokenizer(pieces))))
+
+    banned = stage.sequence(prompt=[1], params={"bad_words": ["日"]}).bad_word_token_ids
+    stage.stop()
+
+    assert banned == ((0,),)
 
 
 @pytest.mark.parametrize(
