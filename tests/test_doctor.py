@@ -306,6 +306,7 @@ def test_what_a_start_would_refuse_beside_the_model_is_not_called_good(
         ("adapters", [*lora, f"mine={tmp_path / 'empty'}"], "bad", "lora_modules: mine: "),
         ("adapters", [*lora, f"demo={tmp_path / 'empty'}"], "bad", "is the model itself"),
         ("adapters", [*lora, "mine=gs://bucket/mine"], "good", "mine"),
+        ("adapters", [str(tmp_path / "nowhere"), *lora, "mine=gs://bucket/mine"], "good", "mine"),
         ("adapters", ["--enable-lora", "--adapter-root", str(tmp_path / "nowhere")], "bad", "there is no directory"),
         ("adapters", ["--enable-lora", "--adapter-root", str(tmp_path)], "good", "none at the start"),
     ):

@@ -51,6 +51,8 @@ class _Rows:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._name = config.model or str(config.directory)
+        self._served_names = config.served_model_name or ()
+        """What requests call the model; nothing where its own name is at fault."""
         self.spec: ModelSpec | None = None
         """None where the network has it, and where it is refused."""
         self.served_bytes = 0
@@ -63,7 +65,9 @@ class _Rows:
         from engine.models.model_config import read_model_config
         from ipc.service.start_up import load_tokenizer
 
-        if not _is_local(self._name):
+        is_local = _is_local(self._name)
+        self._served_names = self._served_names or (served_name(self._name),)
+        if not is_local:
             return _of_network(self._name)
         directory = small_files(self._name, self._config.revision)[0]
         model = read_model_config(directory)
@@ -105,13 +109,12 @@ class _Rows:
 
         config, paths = self._config, self._config.lora_paths
         root = None if config.adapter_root is None else Root(config.adapter_root, "adapter_root")
-        names = config.served_model_name or (served_name(self._name),)
 
         def check(directory: str) -> None:
             if not directory.startswith(BUCKET):
                 check_files(directory)
 
-        check_first(paths, root, names, check)
+        check_first(paths, root, self._served_names, check)
         below = "" if root is None else f"; others are loaded from below {root}"
         return f"{', '.join(paths) or 'none at the start'}{below}"
 
