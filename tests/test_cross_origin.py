@@ -80,16 +80,29 @@ def test_nobody_is_let_in_unless_the_operator_says_whom(address: str, driver: Fa
         assert refused.status_code == 400 and "method" in refused.text
 
 
-@pytest.mark.parametrize("origin", ['["*"]', "chat.example.org", "https://chat.example.org/page", "https://", ""])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *('["*"]', "chat.example.org", "https://chat.example.org/page", "https://", "", "null"),
+        *(
+            "https://*.example.org",
+            "https://Chat.example.org",
+            "https://chat.example.org:443",
+            "http://a.org,http://b.org",
+        ),
+    ],
+)
 def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
     """It would never be equal to one that is sent."""
-    with pytest.raises(ConfigurationError, match="allowed_origins must be names such as"):
+    with pytest.raises(ConfigurationError, match="allowed_origins must be as a browser sends them"):
         HttpConfig(allowed_origins=(origin,))
 
 
 def test_what_is_allowed_to_nobody_is_a_mistake() -> None:
     """The other settings are of the origins."""
     HttpConfig(allowed_origins=("*", "http://[::1]:3000", "chrome-extension://abc"), allow_credentials=True)
+    with pytest.raises(ConfigurationError, match="allowed_methods must be in capital letters, such as POST"):
+        HttpConfig(allowed_origins=("*",), allowed_methods=("GET", "post"))
     with pytest.raises(
         ConfigurationError, match="allow_credentials is for pages of other origins: set allowed_origins"
     ):

@@ -18,7 +18,9 @@ REASONING_PARSERS = (
     *("openai_gptoss", "gemma4", "mistral", "seed_oss", "cohere", "granite", "qwen3", "glm45", "olmo3"),
     *("minimax_m2", "deepseek_r1", "deepseek_v3", "kimi_k2"),
 )
-_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s\"]+")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
+_USUAL_PORTS = (("http://", ":80"), ("https://", ":443"))
+"""Which a browser leaves out of an origin."""
 _API_KEY = re.compile(r"[\x21-\x7e]{1,512}")
 
 
@@ -68,8 +70,14 @@ class HttpConfig:
         if self.api_key is not None and not _API_KEY.fullmatch(self.api_key):
             raise ConfigurationError("api_key must be of 1 to 512 letters, digits and signs, without spaces")
         for origin in self.allowed_origins:
-            what = "names such as https://chat.example.org or http://localhost:3000, or *, without JSON and path"
-            require_setting(_ORIGIN.fullmatch(origin) is not None, "allowed_origins", what, origin)
+            what = (
+                "as a browser sends them, such as https://chat.example.org or http://localhost:3000, in small letters, "
+                "without path and usual port, or * for all"
+            )
+            usual = any(origin.startswith(scheme) and origin.endswith(port) for scheme, port in _USUAL_PORTS)
+            require_setting(bool(_ORIGIN.fullmatch(origin)) and not usual, "allowed_origins", what, origin)
+        for method in self.allowed_methods:
+            require_setting(method == method.upper(), "allowed_methods", "in capital letters, such as POST", method)
         for name in ("allowed_methods", "allowed_headers", "allow_credentials"):
             if getattr(self, name) and not self.allowed_origins:
                 raise ConfigurationError(f"{name} is for pages of other origins: set allowed_origins as well")
