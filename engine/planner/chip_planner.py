@@ -230,8 +230,8 @@ def decode_steps(
             step = _smallest(programs, FORWARD, computed).traffic(sequences * read, computed)
             sampler = _smallest(programs, GREEDY, computed).traffic(0, computed)
             states = max(0, sequences - BLOCK) * slot  # the compiled loop over blocks is counted as one trip
-            latents = sequences * read * shapes.cache.num_layers if fit.kernel.loops else 0
-            in_loops = Moved(states + latents, states)
+            keys = sequences * read * shapes.cache.num_layers if fit.kernel.loops else 0
+            in_loops = Moved(states + keys, states)
             exchange, moved = _exchange_and_moved(roofline, in_loops, step, sampler)
             to_draft = (drafts + (not is_head)) * _read_of_draft(fit, roofline, sequences)
             found.append(roofline.step(sequences, tokens, moved, exchange, drafts, to_draft))
@@ -258,10 +258,10 @@ def prompt_steps(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShap
     roofline, read = _roofline(fit, shapes.cache.bytes_per_slot), pages_read(fit.kernel, fit.chip, shapes, tokens)
     steps = {one.report.size: one for one in programs if one.report.name == FORWARD and one.report.readable}
     sizes = [size for size in sorted(steps) if size >= shapes.max_num_seqs and size.bit_count() == 1]
-    latents = read * shapes.cache.num_layers if fit.kernel.loops else 0
+    keys = read * shapes.cache.num_layers if fit.kernel.loops else 0
     found = []
     for size in dict.fromkeys([*sizes, *sorted(steps)[-1:]]):
-        exchange, moved = _exchange_and_moved(roofline, Moved(latents), steps[size].traffic(read, size))
+        exchange, moved = _exchange_and_moved(roofline, Moved(keys), steps[size].traffic(read, size))
         found.append(roofline.prompt(size, tokens, moved, exchange))
     return found
 
