@@ -297,6 +297,8 @@ def test_what_a_start_would_refuse_beside_the_model_is_not_called_good(
 
     lora = ["--enable-lora", "--lora-modules"]
     for check, flags, state, words in (
+        ("model", ["some/repository"], "good", "asks the network"),
+        ("model", ["some/repository", "--tokenizer", str(tmp_path / "empty")], "bad", "has no tokenizer.json"),
         ("draft model", drafts("demo_draft"), "good", "of weights"),
         ("draft model", drafts("some/repository"), "good", "asks the network"),
         ("draft model", drafts(str(other)), "bad", "choose a draft model of the same vocabulary"),

@@ -60,25 +60,18 @@ class _Rows:
 
     def model(self) -> str:
         from engine.hub.obtain import small_files
-        from engine.hub.small_files import NO_VOCABULARY, vocabulary_file
         from engine.models.generation_config import chosen_generation_config
         from engine.models.model_config import read_model_config
-        from ipc.service.start_up import load_tokenizer
 
         is_local = _is_local(self._name)
         self._served_names = self._served_names or (served_name(self._name),)
         if not is_local:
+            _with_tokenizer(self._config)
             return _of_network(self._name)
         directory = small_files(self._name, self._config.revision)[0]
         model = read_model_config(directory)
         chosen_generation_config(self._config.generation_config, directory)
-        config = replace(self._config, model=str(directory), revision=None)
-        if _is_local(config.tokenizer or str(directory)):
-            tokenizer = directory_of(config.tokenizer or str(directory))
-            if vocabulary_file(tokenizer) is None:
-                raise ConfigurationError(f"{tokenizer} {NO_VOCABULARY}")
-            config = replace(config, tokenizer=str(tokenizer))
-            load_tokenizer(replace(config, speculative_config=None))
+        config = _with_tokenizer(replace(self._config, model=str(directory), revision=None))
         weights = self._weights(directory, config)
         self._config, self.spec = config, model
         return weights
@@ -125,6 +118,22 @@ class _Rows:
             tensors = [source.info(name) for name in source.names]
         self.served_bytes += sum(served_bytes(tensor, config.dtype, config.quantization) for tensor in tensors)
         return f"{directory}, {decimal(sum(tensor.nbytes for tensor in tensors))} of weights"
+
+
+def _with_tokenizer(config: EngineConfig) -> EngineConfig:
+    """With the tokenizer's directory. It is read, with the chat template, if it is on this machine."""
+    from engine.hub.small_files import NO_VOCABULARY, vocabulary_file
+    from ipc.service.start_up import load_tokenizer
+
+    name = config.tokenizer or str(config.model)
+    if not _is_local(name):
+        return config
+    directory = directory_of(name)
+    if vocabulary_file(directory) is None:
+        raise ConfigurationError(f"{directory} {NO_VOCABULARY}")
+    config = replace(config, tokenizer=str(directory))
+    load_tokenizer(replace(config, speculative_config=None))
+    return config
 
 
 def _is_local(name: str) -> bool:
