@@ -90,6 +90,13 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
         assert not heading or heading in headings(path), f"{target}#{heading}"
 
 
+def test_no_page_has_a_heading_twice(page: Path) -> None:
+    """As one has whose section a merge has repeated: a link would lead to the first alone."""
+    found = headings(page)
+
+    assert len(found) == len(set(found))
+
+
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, marks=[pytest.mark.thorough] * (path == MODELS)) for path in PAGES],
@@ -209,7 +216,7 @@ def mistake(command: str) -> str | None:
     return None
 
 
-def headings(path: Path) -> set[str]:
+def headings(path: Path) -> list[str]:
     """Of a page, as links name them."""
     titles = re.findall(r"^#+ (.*)$", pages.FENCE.sub("", path.read_text(encoding="utf-8")), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+    return [re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles]
