@@ -452,6 +452,7 @@ def test_their_parameters_become_ours(body: dict[str, Any], params: dict[str, An
         ),
         ({"logit_bias": {"word": 1}}, "a key of logit_bias: expected `int`"),
         ({"self": 1}, "unknown parameter 'self'"),
+        ({"max_token": 1}, r"unknown parameter 'max_token': did you mean 'max_tokens'\?"),
         (
             {"response_format": {"type": "json_object", "json_schema": {"schema": {"type": "object"}}}},
             r"response_format\.json_schema must be left out where response_format\.type is json_object",

@@ -354,6 +354,14 @@ def test_wrong_ways_in_are_told_so(http: httpx.Client, method: str, path: str, s
     assert http.post(CHAT, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
 
 
+def test_an_address_that_is_not_here_and_a_body_that_is_missing_are_named(http: httpx.Client) -> None:
+    """As a client has them whose base_url lacks /v1."""
+    lost, empty = http.post("/chat/completions", json={}), http.post(CHAT)
+
+    assert lost.json()["error"]["message"].startswith("there is nothing at /chat/completions: OpenAI's addresses begin")
+    assert (empty.status_code, empty.json()["error"]["message"]) == (400, "there is no body: send one in JSON")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_echo_is_the_prompt_before_each_sample(http: httpx.Client, stream: bool) -> None:
     """Of a text as it is, of token ids their text."""

@@ -464,6 +464,12 @@ def test_a_whole_number_may_have_a_point(http: httpx.Client, driver: ScriptedDri
         (chat("x", tools=[{"type": "function"}]), "tools[0].function is missing", "tools[0].function"),
         (chat("x", structured_outputs={}), "structured_outputs must be exactly one of", "structured_outputs"),
         (chat("x", functions=None, no_such=1), "unknown parameter 'no_such'", "no_such"),
+        (chat("x", tempreature=1), "unknown parameter 'tempreature': did you mean 'temperature'?", "tempreature"),
+        (
+            chat("x", stream_options={"include_usages": True}),
+            "unknown parameter 'stream_options.include_usages': did you mean 'include_usage'?",
+            "stream_options.include_usages",
+        ),
     ],
 )
 def test_a_refusal_names_the_field_that_is_wrong(

@@ -71,7 +71,8 @@ def failure(error: Exception, path: str | None = None) -> tuple[int, ErrorAnswer
             status, code, retry_after = 502, "connection_lost", RETRY_AFTER
         case HTTPException():
             status, code = error.status_code, error.detail.lower().replace(" ", "_")
-            return status, error_answer(error.detail, status, code), None
+            missing = f"there is nothing at {path}: OpenAI's addresses begin with /v1, and /openapi.json lists all"
+            return status, error_answer(missing if status == 404 else error.detail, status, code), None
         case OverflowError() | RecursionError():
             why = "a number in the body is too large" if isinstance(error, OverflowError) else "it is nested too deeply"
             return 400, error_answer(f"the body is not what it should be: {why}", 400, "invalid_request"), None

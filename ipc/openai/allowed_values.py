@@ -1,4 +1,4 @@
-"""Which values a field of a body may have, where its type names them."""
+"""Which values a field of a body may have, where its type names them, and which fields there are."""
 
 import re
 from collections.abc import Iterator
@@ -12,10 +12,21 @@ _STEP = re.compile(r"(\w+)|\[[^]]*\]")
 def allowed_values(kind: type, path: str) -> list[str]:
     """Those at a path such as ``messages[0].role``, as in JSON without quotes; none if it may be
     anything."""
+    return [_shown(value) for type_ in _types(kind, path) for value in getattr(type_, "values", ())]
+
+
+def field_names(kind: type, path: str) -> list[str]:
+    """The names of the fields of the object at a path, which is empty for the body itself."""
+    objects = (type_ for type_ in _types(kind, path) if isinstance(type_, inspect.StructType))
+    return [field.encode_name for type_ in objects for field in type_.fields]
+
+
+def _types(kind: type, path: str) -> list[inspect.Type]:
+    """The alternatives of what may be at that path."""
     kinds = [inspect.type_info(kind)]
     for name in _STEP.findall(path):
         kinds = [inner for one in kinds for inner in _inner(one, name)]
-    return [_shown(value) for one in kinds for type_ in _alternatives(one) for value in getattr(type_, "values", ())]
+    return [type_ for one in kinds for type_ in _alternatives(one)]
 
 
 def _inner(kind: inspect.Type, name: str) -> Iterator[inspect.Type]:

@@ -1,8 +1,9 @@
 """Requests and answers as OpenAI's API has them, and as ours has them."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from driver.errors import ContextLengthExceeded, InvalidRequest, NotFound, shortened
 from driver.text.json_schema import check_json
 from engine.sampling_params import SamplingParams
-from ipc.openai.allowed_values import allowed_values
+from ipc.openai.allowed_values import allowed_values, field_names
 from ipc.openai.answer_bodies import ErrorAnswer, ErrorDetail, chat_completion, text_completion
 from ipc.openai.answer_format import format_of
 from ipc.openai.question import BodyError, Question
@@ -95,12 +96,14 @@ def question(prompt: Any, messages: Any, params: dict[str, Any]) -> Question:
         raise BodyError("a request has either a prompt or messages: give exactly one of them")
     for name in params:
         if name not in SamplingParams.__struct_fields__:
-            raise BodyError(f"unknown parameter {name!r}", name)
+            raise _unknown(name, name, SamplingParams.__struct_fields__)
     return Question(prompt, messages, params, format_of(params))
 
 
 def decoded(body: dict[str, Any] | bytes, kind: type[Body]) -> Body:
     """A body of that kind, from JSON or decoded JSON. Raises BodyError, which names the field."""
+    if body == b"":
+        raise BodyError("there is no body: send one in JSON")
     try:
         if isinstance(body, bytes):
             check_json(body)
@@ -188,11 +191,17 @@ def _parts(body: Any) -> Iterator[tuple[str, dict[str, Any]]]:
                         yield f"{field}[{position}].{name}[{number}]", part
 
 
+def _unknown(param: str, name: str, known: Iterable[str]) -> BodyError:
+    """A field of that name where only these are known; PARAM has its path, too."""
+    near = get_close_matches(name, known, n=1)
+    return BodyError(f"unknown parameter {param!r}" + (f": did you mean {near[0]!r}?" if near else ""), param)
+
+
 def _body_error(said: str, kind: type) -> BodyError:
     """What msgspec has against a body of that kind, in words that name the field first."""
     if (unknown := _UNKNOWN.fullmatch(said)) is not None:
         name = ".".join(filter(None, (unknown["path"], unknown["name"])))
-        return BodyError(f"unknown parameter {name!r}", name)
+        return _unknown(name, unknown["name"], field_names(kind, unknown["path"] or ""))
     if (missing := _MISSING.fullmatch(said)) is not None:
         name = ".".join(filter(None, (missing["path"], missing["name"])))
         return BodyError(f"{name} is missing", name)
