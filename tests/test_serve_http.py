@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import psutil
 import pytest
 from daemons import News, build_daemon, gateway
@@ -32,7 +33,7 @@ from ipc.service.configuration import DaemonConfig
 from ipc.service.daemon import FAULT, MISCONFIGURED, STOPPED, Daemon
 from ipc.service.http_config import HttpConfig
 from ipc.service.serve import _check_of_use
-from ipc.service.settings import configs, held, http_config
+from ipc.service.settings import GATEWAY_OPTIONS, SETTINGS, configs, held, http_config
 
 ROOT = Path(__file__).parent.parent
 
@@ -129,6 +130,28 @@ build_daemon("ipc://{tmp_path}/o.sock", gateway=http).run()
     assert psutil.wait_procs(others, PATIENCE)[1] == []
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health", timeout=PATIENCE)
+
+
+def test_a_gateway_whose_daemon_has_gone_ends_without_a_traceback(tmp_path: Path) -> None:
+    """Though it could not serve, and has nobody to say so to: as when Ctrl-C comes twice while it starts."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    options = {name: SETTINGS[name].default for name in GATEWAY_OPTIONS}
+    options |= {"address": "ipc:///unused", "api_keys": str(tmp_path / "missing.toml")}
+    with theirs, socket.create_server(("127.0.0.1", 0)) as listening:
+        with ours:
+            socket.send_fds(ours, [msgspec.msgpack.encode(options)], [listening.fileno()])
+        program = f"from ipc.gateway.companion import main; raise SystemExit(main({theirs.fileno()}))"
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            pass_fds=[theirs.fileno()],
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    assert (ended.returncode, ended.stderr) == (os.EX_CONFIG, "")
 
 
 def test_it_is_told_how_far_the_start_is(address: str) -> None:

@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def main(control: int) -> int:
             with socket.socket(fileno=descriptors[0]) as listening:
                 return _serve(daemon, listening, msgspec.msgpack.decode(options))
         except (ConfigurationError, OdriverError, OSError) as error:
-            daemon.send(str(error).encode())
+            with suppress(BrokenPipeError):  # the daemon has gone meanwhile
+                daemon.send(str(error).encode())
             return os.EX_CONFIG
 
 
