@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import re
+import warnings
 
 import pytest
 from rich.console import Console
@@ -29,6 +30,21 @@ def test_json_lines_have_what_was_said_and_what_it_was_about() -> None:
         "level": "info", "logger": "driver.x", "message": "request a ended", "request_id": "a", "output_tokens": 5,
     }  # fmt: skip
     assert second["message"] == "no" and "ValueError: bad" in second["exception"]
+
+
+def test_a_warning_of_pythons_is_a_record() -> None:
+    """Such as jax has for a full disk: a log in JSON has no other lines."""
+    out = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(False)
+        configure_logging(Console(file=out), "info", "json")
+
+        warnings.warn("no space left", stacklevel=1)
+
+        logging.captureWarnings(False)
+    (line,) = map(json.loads, out.getvalue().splitlines())
+    assert line["logger"] == "py.warnings" and "UserWarning: no space left" in line["message"]
 
 
 def test_the_level_may_change_while_running() -> None:

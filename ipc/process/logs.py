@@ -32,11 +32,12 @@ def stderr_console() -> Console:
 
 
 def configure_logging(console: Console, level: str = "info", log_format: str = "text") -> None:
-    """Send the log to the console, ours from this level on; a second call changes that. "text" or
-    "json".
+    """Send the log to the console, ours from this level on, and Python's warnings; a second call
+    changes that. "text" or "json".
 
     This is the one place that adds a handler.
     """
+    logging.captureWarnings(True)  # jax warns so of a cache that it cannot write
     logging.basicConfig(handlers=[_handler(console, log_format)], level=logging.WARNING, force=True)
     set_level(level)
 
