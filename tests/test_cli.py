@@ -243,6 +243,23 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str], capsys: pytest.
             "; there is no --swap-space here: what preempted requests lose comes back from the "
             "prefix cache: see --host-cache-gib",
         ),
+        (["serve", "--gpu_memory_utilization=0.9"], "--gpu_memory_utilization of vLLM is --hbm-utilization F here"),
+        (["serve", "--no-enable-log-requests"], "--no-enable-log-requests of vLLM is --log-level warning here"),
+        (
+            ["serve", "--no-enable-chunked-prefill"],
+            "there is no --no-enable-chunked-prefill here: prompts are always computed in chunks",
+        ),
+        (
+            ["serve", "--structured-outputs-config.backend", "auto"],
+            "there is no --structured-outputs-config.backend here: structured outputs are always on",
+        ),
+        (
+            ["serve", "--quantization", "awq"],
+            "invalid choice: 'awq' (choose from int8, w8a8, int4, none); a checkpoint that is in awq says so itself: "
+            "leave this out",
+        ),
+        (["serve", "--max-model-len", "32k"], "argument --max-model-len: must be a whole number, not '32k'"),
+        (["serve", "--hbm-utilization", "90%"], "argument --hbm-utilization: must be a number, not '90%'"),
         (["status", "--model", "a/b"], "--model of vLLM is --connect ADDR here: a daemon is chosen by its address"),
         (["keys", "new", "a", "--model", "b"], "unrecognized arguments: --model b"),
         (["gateway", "--swap-space", "4"], "unrecognized arguments: --swap-space 4"),

@@ -252,5 +252,5 @@ def test_adapters_of_the_start_are_named_in_two_forms() -> None:
     for wrong in ("x", "=x", "one=", "one=again", '{"name": "x"}', '{"name": "", "path": "x"}', "{"):
         with pytest.raises(ConfigurationError, match="lora_modules"):
             EngineConfig(enable_lora=True, lora_modules=("one=a", wrong))
-    with pytest.raises(ConfigurationError, match="base_model_name"):
+    with pytest.raises(ConfigurationError, match="base_model_name must be left out: it is always the model"):
         EngineConfig(enable_lora=True, lora_modules=('{"name": "x", "path": "y", "base_model_name": "z"}',))

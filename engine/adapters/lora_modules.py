@@ -25,6 +25,11 @@ class _LoraModule(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str
     path: str
+    base_model_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.base_model_name is not None:
+            raise ValueError("base_model_name must be left out: it is always the model that is served")
 
 
 def _parse(given: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from ipc.commands.vllm_flags import vllm_hint
+from ipc.commands.vllm_flags import vllm_hint, vllm_value_hint
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,7 +58,8 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
             near = _question(_near(str(value), choices)) or f" (choose from {', '.join(choices)})"
-            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{near}")
+            hint = vllm_value_hint(action.option_strings, value)
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{near}{hint}")
 
 
 def _near(name: str, known: Iterable[str]) -> list[str]:

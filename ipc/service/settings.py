@@ -42,6 +42,8 @@ called ``odriver`` or ``odriver-...`` they begin like those of settings."""
 STRINGS = tuple[str, ...]
 """Several words on a command line, an array in a file, and separated by commas in a variable, where
 each may be an object in JSON."""
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", STRINGS: "a list of strings"}
+"""What a value has to be, by the type of its setting; of any other it is a string."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +137,27 @@ def add_setting_arguments(parser: argparse.ArgumentParser, names: Iterable[str] 
         elif setting.type == STRINGS:
             described |= {"nargs": "+", "metavar": setting.metavar}
         else:
-            described |= {"type": setting.type, "metavar": setting.metavar or None, "choices": setting.choices or None}
+            described |= {
+                "type": _argument(setting.type),
+                "metavar": setting.metavar or None,
+                "choices": setting.choices or None,
+            }
         if setting.name == "model":
             add("model", nargs="?", default=None, **described)
         else:
             add(setting.flag, **described)
+
+
+def _argument(kind: Any) -> Any:
+    """What parses a flag's value of this type."""
+
+    def number(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be {KINDS[kind]}, not {text!r}") from None
+
+    return number if kind in (int, float) else kind
 
 
 def held(flags: Mapping[str, Any]) -> dict[str, SettingValue]:
@@ -266,8 +284,7 @@ def _held(setting: Setting, value: Any, name: str, whence: str, *, strict: bool 
             value = _separated(value)
         return SettingValue(msgspec.convert(value, setting.type, strict=strict), whence)
     except msgspec.ValidationError as error:
-        kinds = {int: "a whole number", float: "a number", bool: "true or false", STRINGS: "a list of strings"}
-        kind = kinds.get(setting.type, "a string")
+        kind = KINDS.get(setting.type, "a string")
         raise ConfigurationError(f"{name} must be {kind}, not {value!r}") from error
 
 
