@@ -242,7 +242,16 @@ def test_who_is_taken_out_of_the_file_is_answered_no_more(
         (FILE, 0o644, "chmod 600"),
         (FILE + "x", 0o600, "holds no API keys"),
         (FILE.replace("api_key", "apikey"), 0o600, "holds no API keys"),
-        (FILE.replace(ALICE, "short"), 0o600, "holds no API keys"),
+        (
+            FILE.replace(ALICE, "short"),
+            0o600,
+            r"holds no API keys: in \[alice\], api_key must be 16 to 512 characters of ASCII without spaces$",
+        ),
+        (
+            FILE + "max_requests = 0\n",
+            0o600,
+            r"in \[bob\], Expected `int` >= 1 - at `\$.max_requests`",
+        ),
         (FILE.replace(ALICE, BOB), 0o600, "the same API key"),
         (FILE.replace("[bob]", '["b b"]'), 0o600, "'b b' is no name"),
     ],
