@@ -193,7 +193,7 @@ def _parts(body: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _unknown(param: str, name: str, known: Iterable[str]) -> BodyError:
     """A field of that name where only these are known; PARAM has its path, too."""
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(name, known, n=1, cutoff=0.8)  # parameters of other servers are like none
     return BodyError(f"unknown parameter {param!r}" + (f": did you mean {near[0]!r}?" if near else ""), param)
 
 
