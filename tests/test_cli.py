@@ -89,6 +89,18 @@ def test_complete_reads_the_prompt_from_stdin(address: str) -> None:
     assert odriver("complete", "--connect", address, stdin="from a pipe\n").stdout == "fromapipe\n"
 
 
+def test_complete_says_that_its_text_was_cut_off(driver: FakeDriver, address: str) -> None:
+    """By its timeout or an operator, on stderr: the text alone does not show it."""
+    with running("complete", "hold", "--connect", address) as complete:
+        request = driver.held.get(timeout=PATIENCE)
+        driver.say(request, "so far", [1])
+        driver.finish(request, "timeout")
+        stdout, stderr = complete.communicate(timeout=PATIENCE)
+
+    assert (complete.returncode, stdout) == (0, "so far\n")
+    assert stderr == "odriver: the text was cut off here: the time of --timeout-s is over\n"
+
+
 def test_complete_passes_on_what_was_given_and_nothing_else(driver: FakeDriver, address: str) -> None:
     """A flag that is left out is the daemon's to decide."""
     for flags, params in FLAGS.items():

@@ -11,6 +11,9 @@ from ipc.client import Client
 from ipc.commands import sampling_flags, timings, which_daemon
 from ipc.wire import escaping
 
+CUT_OFF = {"timeout": "the time of --timeout-s is over", "abort": "the daemon's operator has ended it"}
+"""What to say of a text that neither the model nor a limit of tokens has ended, by its finish reason."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The prompt, the daemon and the sampling parameters."""
@@ -55,10 +58,12 @@ def _show(client: Client, prompt: str, params: dict[str, Any], *, json: bool) ->
         for choice in whole.choices:
             escaping.write(f"[{choice.index}] {choice.text}")
         return whole.usage
-    usage = None
+    usage = reason = None
     with client.generate(prompt, **params) as pieces:
         for piece in pieces:
-            usage = piece.usage
+            usage, reason = piece.usage, piece.finish_reason
             escaping.write(piece.text, end="")
     print()
+    if reason in CUT_OFF:
+        print(f"odriver: the text was cut off here: {CUT_OFF[reason]}", file=sys.stderr)
     return usage
