@@ -66,7 +66,7 @@ def test_without_the_setting_nothing_is_drafted() -> None:
     ("given", "complaint"),
     [
         ('{"method": "ngram"}', "`num_speculative_tokens`"),
-        ('{"num_speculative_tokens": 3}', "`method`"),
+        ('{"num_speculative_tokens": 3}', "method must be ngram, draft_model, eagle3, mtp, not None"),
         (
             '{"method": "eagle", "num_speculative_tokens": 3}',
             "method must be ngram, draft_model, eagle3, mtp, not 'eagle'",

@@ -29,7 +29,7 @@ class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ``mtp`` a layer of the model's own checkpoint, or an assistant of Gemma 4, which is a ``model``.
     """
 
-    method: str
+    method: str = ""
     num_speculative_tokens: int
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
@@ -37,7 +37,7 @@ class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     model: str | None = None
 
     def __post_init__(self) -> None:
-        _require(self.method in METHODS, "method", ", ".join(METHODS), self.method)
+        _require(self.method in METHODS, "method", ", ".join(METHODS), self.method or None)
         count, most = self.num_speculative_tokens, MAX_SPECULATIVE_TOKENS
         _require(1 <= count <= most, "num_speculative_tokens", f"from 1 to {most}", count)
         if self.method != NGRAM:
