@@ -15,7 +15,7 @@ from daemons import News, build_daemon
 from fake_driver import PATIENCE, FakeDriver
 from fake_metadata import FakeMetadata, metadata_server
 from rich.console import Console
-from test_daemon import assert_drains, news, send_signal
+from test_daemon import assert_drains, send_signal
 from test_structured_outputs import write_model
 
 from driver.odriver import oDriver
@@ -34,8 +34,6 @@ from ipc.service.daemon import SHUTDOWN_TIMEOUT, STOPPED, Daemon
 from ipc.service.http_config import HttpConfig
 from ipc.service.start_up import Loaded, _left_by
 from ipc.service.vm_notices import VMNotices
-
-__all__ = ["news"]
 
 TERMINATE = "TERMINATE_ON_HOST_MAINTENANCE"
 
