@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,16 +105,28 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@contextmanager
+def both(*each: tuple[Path, list[str]]) -> Iterator[list[Process]]:
+    """The processes of one daemon, each with its directory and flags; none is left behind."""
+    together = ["--coordinator-address", f"127.0.0.1:{free_port()}", "--num-processes", str(len(each))]
+    processes = [
+        Process(directory, *together, *flags, "--process-id", str(number))
+        for number, (directory, flags) in enumerate(each)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.end()
+
+
 @pytest.fixture
 def two(place: Path, tmp_path: Path) -> Iterator[list[Process]]:
     """The two processes of a daemon, which have just begun."""
     directory = place / tmp_path.name
     directory.mkdir()
-    together = ["--coordinator-address", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
-    processes = [Process(directory, *together, "--process-id", str(number)) for number in range(2)]
-    yield processes
-    for process in processes:
-        process.end()
+    with both((directory, []), (directory, [])) as processes:
+        yield processes
 
 
 @pytest.fixture(scope="module")
@@ -156,16 +169,10 @@ def test_two_processes_have_each_their_part_of_what_is_on_the_host(tmp_path: Pat
         alone, before = repeated(one.address)
     finally:
         one.end()
-    flags += ["--host-cache-gib", "0.01", "--coordinator-address", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
-    directory = made(tmp_path / "two")
-    two = [Process(directory, *flags, "--process-id", str(number)) for number in range(2)]
-    try:
+    with both(*[(made(tmp_path / "two"), [*flags, "--host-cache-gib", "0.01"])] * 2) as two:
         together, after = repeated(two[0].address)
         two[0].signal(signal.SIGTERM)
         ends = [process.wait() for process in two]
-    finally:
-        for process in two:
-            process.end()
 
     assert together == alone and ends == [STOPPED, STOPPED], two[0].log() + two[1].log()
     assert after["host_bytes_loaded"] and after["host_states_cached"]
@@ -177,21 +184,14 @@ def test_two_processes_have_each_their_part_of_a_draft_model(place: Path, alone:
     """The model drafts for itself, from another directory on each, and they give what one process gives without drafts."""
     copies = [shutil.copytree(place / "model", tmp_path / str(number) / "draft") for number in range(2)]
     directory = made(place / tmp_path.name)
-    flags = [
-        *("--max-num-batched-tokens", "4", "--coordinator-address", f"127.0.0.1:{free_port()}", "--num-processes", "2"),
-        "--speculative-config",
-    ]
+    flags = ["--max-num-batched-tokens", "4", "--speculative-config"]
     configs = [f'{{"method": "draft_model", "model": "{copy}", "num_speculative_tokens": 2}}' for copy in copies]
-    two = [Process(directory, *flags, config, "--process-id", str(number)) for number, config in enumerate(configs)]
-    try:
+    with both(*[(directory, [*flags, config]) for config in configs]) as two:
         together = answers(two[0].address)
         with ControlClient(two[0].address) as control:
             after = control.status()
         two[0].signal(signal.SIGTERM)
         ends = [process.wait() for process in two]
-    finally:
-        for process in two:
-            process.end()
 
     assert list(map(tokens, together)) == list(map(tokens, alone)), two[0].log()
     assert ends == [STOPPED, STOPPED], two[0].log() + two[1].log()
@@ -203,11 +203,8 @@ def test_two_processes_draft_from_the_same_earlier_requests(place: Path, alone: 
     """Asked again they have drafts of the first answers, and none when these are forgotten; always what one process gives
     without drafts. Where the processes differed the second would end."""
     config = '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3, "prompt_lookup_history": 400}'
-    together = ["--coordinator-address", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
-    flags = [*together, "--max-num-batched-tokens", "4", "--speculative-config", config]
-    directory = made(place / tmp_path.name)
-    two = [Process(directory, *flags, "--process-id", str(number)) for number in range(2)]
-    try:
+    flags = ["--max-num-batched-tokens", "4", "--speculative-config", config]
+    with both(*[(made(place / tmp_path.name), flags)] * 2) as two:
         given, kept = [], []
         for _ in range(2):
             given += [answers(two[0].address), answers(two[0].address)]
@@ -217,9 +214,6 @@ def test_two_processes_draft_from_the_same_earlier_requests(place: Path, alone: 
                 after = control.status()
         two[0].signal(signal.SIGTERM)
         ends = [process.wait() for process in two]
-    finally:
-        for process in two:
-            process.end()
 
     assert [list(map(tokens, each)) for each in given] == [list(map(tokens, alone))] * 4, two[0].log()
     assert ends == [STOPPED, STOPPED], two[0].log() + two[1].log()
@@ -302,17 +296,9 @@ def test_the_others_end_when_process_0_dies(two: list[Process]) -> None:
 def test_processes_that_draft_otherwise_do_not_start(place: Path, tmp_path: Path) -> None:
     """Both say in what they differ, whichever of them has more settings."""
     directory = made(place / tmp_path.name)
-    together = ["--coordinator-address", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
     drafts = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 1}']
-    two = [
-        Process(directory, *together, "--process-id", "0", *drafts),
-        Process(directory, *together, "--process-id", "1"),
-    ]
-    try:
+    with both((directory, drafts), (directory, [])) as two:
         ends = [process.wait() for process in two]
-    finally:
-        for process in two:
-            process.end()
 
     assert ends == [os.EX_CONFIG] * 2, two[0].log() + two[1].log()
     for process in two:
@@ -324,14 +310,8 @@ def test_processes_of_other_weights_do_not_start(place: Path, tmp_path: Path) ->
     """A copy that is older has files of the same sizes, and tokens would be the same everywhere, of no model's."""
     older = shutil.copytree(place / "model", tmp_path / "model")
     build_checkpoint(older, "llama2", seed=1, **json.loads((older / "config.json").read_text()))
-    together = ["--coordinator-address", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
-    directories = made(place / tmp_path.name), made(tmp_path / "life")
-    two = [Process(each, *together, "--process-id", str(number)) for number, each in enumerate(directories)]
-    try:
+    with both((made(place / tmp_path.name), []), (made(tmp_path / "life"), [])) as two:
         ends = [process.wait() for process in two]
-    finally:
-        for process in two:
-            process.end()
 
     assert ends == [os.EX_CONFIG] * 2, two[0].log() + two[1].log()
     for process in two:

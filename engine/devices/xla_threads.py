@@ -26,12 +26,12 @@ def limit_xla_threads() -> None:
     """
     given = os.environ.get("NPROC", "")
     threads = int(given) if given.isdecimal() else usable_cores() - 1
-    devices = num_virtual_devices()
+    devices = _num_virtual_devices()
     least = (DISPATCHERS + 1) * devices if devices > 1 else 1
     os.environ["NPROC"] = str(max(threads, least))
 
 
-def num_virtual_devices() -> int:
+def _num_virtual_devices() -> int:
     """The CPU devices that JAX makes, or has made, in this process."""
     asked: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     flags = _VIRTUAL_DEVICES.findall(os.environ.get("XLA_FLAGS", ""))

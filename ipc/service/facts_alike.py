@@ -27,15 +27,14 @@ def facts_alike(config: EngineConfig) -> dict[str, str]:
     speculation, of_draft_model = config.speculation, config.of_draft_model
     alike = speculation and msgspec.structs.replace(speculation, model=speculation.model and "...")
     settings["--speculative-config"] = str(alike)
-    draft = _facts_of_files(None if of_draft_model is None else of_draft_model.directory)
+    files = _facts_of_files(config.directory)
+    draft = dict.fromkeys(files, "") if of_draft_model is None else _facts_of_files(of_draft_model.directory)
     beside = {f"{name} of the draft model": fact for name, fact in draft.items()}
     versions = {f"the version of {name}": version(name) for name in ("odriver", "jax", "jaxlib")}
-    return {**settings, **versions, **_facts_of_files(config.directory), **beside}
+    return {**settings, **versions, **files, **beside}
 
 
-def _facts_of_files(directory: Path | None) -> dict[str, str]:
-    if directory is None:
-        return dict.fromkeys(("config.json", "the files of weights", "the checkpoint"), "")
+def _facts_of_files(directory: Path) -> dict[str, str]:
     files = sorted((path.name, path.stat().st_size) for path in directory.glob("*.safetensors*"))
     config_file = directory / "config.json"
     written = config_file.read_text() if config_file.is_file() else ""
