@@ -305,7 +305,7 @@ def test_processes_that_draft_otherwise_do_not_start(place: Path, tmp_path: Path
         assert "process 1 differs from process 0 in --speculative-config: start all with the same" in process.log()
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_processes_of_other_weights_do_not_start(place: Path, tmp_path: Path) -> None:
     """A copy that is older has files of the same sizes, and tokens would be the same everywhere, of no model's."""
     older = shutil.copytree(place / "model", tmp_path / "model")
