@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from fake_driver import LIMITS, PATIENCE, FakeDriver
 from rich.console import Console
 
 from engine.config import EngineConfig
+from engine.exit_codes import FAULT
 from engine.progress import Progress
 from ipc.process.gateway_process import GatewayProcess
 from ipc.service.configuration import DaemonConfig, LiveConfiguration, ReadConfig
@@ -52,12 +54,12 @@ def build_daemon(
     """A daemon that need not load its driver; ``during_load`` happens instead, ``failures`` gets the driver's."""
 
     def load(
-        config: EngineConfig, report: Report, on_failure: Fail, ask_to_stop: Callable[[str, float], None]
+        config: EngineConfig, report: Report, end: Callable[[int, str], None], ask_to_stop: Callable[[str, float], None]
     ) -> Loaded:
         del config, ask_to_stop
         during_load(report)
         if failures is not None:
-            failures.append(on_failure)
+            failures.append(partial(end, FAULT))
         return Loaded(driver or FakeDriver(), "parrot", LIMITS, {"model": "parrot"})
 
     console = Console(stderr=True)

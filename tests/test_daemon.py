@@ -18,13 +18,14 @@ from test_client import why_not
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.exit_codes import FAULT, STOPPED
 from engine.progress import Progress
 from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.errors import AddressInUse, ConnectFailed, DaemonStarting, RequestFailed
 from ipc.service import reloads
 from ipc.service.configuration import DaemonConfig
-from ipc.service.daemon import FAULT, LONGEST_DRAIN, SHUTDOWN_TIMEOUT, STOPPED
+from ipc.service.daemon import LONGEST_DRAIN, SHUTDOWN_TIMEOUT
 from ipc.service.http_config import HttpConfig
 from ipc.wire import keys
 

@@ -18,10 +18,10 @@ import pytest
 from raw_client import RawClient
 from xla_flags import xla_flags
 
+from engine.exit_codes import MISCONFIGURED, STOPPED
 from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.errors import RequestFailed
-from ipc.service.daemon import MISCONFIGURED, STOPPED
 from ipc.wire.completion import Choice
 from ipc.wire.messages import Error, Generate, Hello
 from scripts.benchmarks.endurance.chaos import measure_chaos

@@ -17,8 +17,8 @@ from fake_driver import PATIENCE, FakeDriver, serving
 from gateways import CHAT, TEXT, chat, events
 from test_cli import ENVIRONMENT, ODRIVER
 
+from engine.exit_codes import MISCONFIGURED
 from ipc.commands.cli import main
-from ipc.service.daemon import MISCONFIGURED
 
 
 @contextmanager

@@ -21,11 +21,12 @@ from test_daemon import send_signal
 from driver.metrics.driver_metrics import DriverMetrics
 from driver.odriver import oDriver
 from engine.config import EngineConfig
+from engine.exit_codes import STOPPED
 from engine.metrics.engine_stats import EngineStats
 from ipc.client import Client
 from ipc.errors import RequestFailed
 from ipc.service.configuration import DaemonConfig, LiveConfiguration
-from ipc.service.daemon import STOPPED, Daemon
+from ipc.service.daemon import Daemon
 from ipc.service.http_config import HttpConfig
 from ipc.service.start_up import Loaded
 from ipc.wire.messages import PROGRESS_LIMIT

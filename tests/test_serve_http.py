@@ -24,13 +24,14 @@ from test_cli import ENVIRONMENT, ODRIVER
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.exit_codes import FAULT, MISCONFIGURED, STOPPED
 from engine.progress import Progress
 from ipc.commands.cli import main
 from ipc.control_client import ControlClient
 from ipc.errors import AddressInUse, RequestFailed
 from ipc.process.gateway_process import GatewayProcess
 from ipc.service.configuration import DaemonConfig
-from ipc.service.daemon import FAULT, MISCONFIGURED, STOPPED, Daemon
+from ipc.service.daemon import Daemon
 from ipc.service.http_config import HttpConfig
 from ipc.service.serve import _check_of_use
 from ipc.service.settings import GATEWAY_OPTIONS, SETTINGS, configs, held, http_config

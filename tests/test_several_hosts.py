@@ -22,6 +22,7 @@ from xla_flags import xla_flags
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError, HostsError
+from engine.exit_codes import FAULT, STOPPED
 from engine.hosts import processes
 from engine.hosts.follower import check_alike
 from engine.hosts.processes import _sum, check_facts_alike
@@ -43,7 +44,6 @@ from engine.step.commands import (
 from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.errors import RequestFailed
-from ipc.service.daemon import FAULT, STOPPED
 from ipc.service.facts_alike import facts_alike
 
 ROOT = Path(__file__).parent.parent
@@ -305,7 +305,7 @@ def test_processes_that_draft_otherwise_do_not_start(place: Path, tmp_path: Path
         assert "process 1 differs from process 0 in --speculative-config: start all with the same" in process.log()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.thorough
 def test_processes_of_other_weights_do_not_start(place: Path, tmp_path: Path) -> None:
     """A copy that is older has files of the same sizes, and tokens would be the same everywhere, of no model's."""
     older = shutil.copytree(place / "model", tmp_path / "model")

@@ -23,6 +23,7 @@ from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.exit_codes import STOPPED
 from engine.hosts.processes import Leader, Member
 from engine.oengine import oEngine
 from engine.step.commands import AskToStop
@@ -30,7 +31,7 @@ from ipc.client import Client
 from ipc.errors import RequestFailed
 from ipc.service import vm_notices
 from ipc.service.configuration import DaemonConfig, LiveConfiguration
-from ipc.service.daemon import SHUTDOWN_TIMEOUT, STOPPED, Daemon
+from ipc.service.daemon import SHUTDOWN_TIMEOUT, Daemon
 from ipc.service.http_config import HttpConfig
 from ipc.service.start_up import Loaded, _left_by
 from ipc.service.vm_notices import VMNotices
@@ -266,7 +267,7 @@ def test_another_host_s_notice_reaches_process_0_with_the_seconds_that_are_left(
     """Whose daemon then drains in that time."""
     asked: SimpleQueue[tuple[str, float]] = SimpleQueue()
     ours, theirs = multiprocessing.Pipe()
-    leader = Leader({1: ours}, {}, lambda why: None, lambda *stop: asked.put(stop))
+    leader = Leader({1: ours}, {}, lambda code, why: None, lambda *stop: asked.put(stop))
 
     Member(theirs, theirs).say(AskToStop("this Spot VM is preempted", 30.0))
     Member(theirs, theirs).say(AskToStop("it was stopped by SIGTERM"))

@@ -178,7 +178,7 @@ class Others:
             self._ours.append(ours)
             self._threads.append(threading.Thread(target=stage_as_told, args=(weights, theirs), daemon=True))
             self._threads[-1].start()
-        self.leader = Leader(commands, remote, lambda why: None, lambda why, seconds: None)
+        self.leader = Leader(commands, remote, lambda code, why: None, lambda why, seconds: None)
 
     def close(self) -> None:
         for heard in self.commands:

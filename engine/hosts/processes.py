@@ -24,6 +24,7 @@ import numpy as np
 from engine.adapters.adapter import Adapter
 from engine.devices.device_errors import acquire_devices
 from engine.errors import ConfigurationError, HostsError
+from engine.exit_codes import FAULT
 from engine.hosts.hosts import Hosts
 from engine.hosts.other_processes import StageHere
 from engine.hosts.remote_weights import RemoteProcess, Staged
@@ -50,8 +51,6 @@ HOST_PATIENCE = 20
 LEAVING_PATIENCE = 1.0
 """Seconds that the other processes have to end after Leave."""
 TOKEN_BYTES = 16
-FAULT = 1
-"""The exit code of a process that should be restarted."""
 
 
 class Leader:
@@ -62,7 +61,7 @@ class Leader:
         self,
         others: Mapping[int, Connection],
         remote: Mapping[int, RemoteProcess],
-        lost: Callable[[str], None],
+        lost: Callable[[int, str], None],
         asked_to_stop: Callable[[str, float], None],
     ) -> None:
         self._others = others
@@ -129,16 +128,16 @@ class Leader:
                 assert isinstance(connection, Connection)
                 answer = _hear(connection)
                 if answer is None:
-                    self._heed(there.pop(connection), Left("it has died, or its host has"))
+                    self._heed(there.pop(connection), Left(FAULT, "it has died, or its host has"))
                 else:
                     self._heed(there[connection], answer)
 
     def _heed(self, process_id: int, answer: Answer) -> None:
         match answer:
-            case Left(why=why) if not self._leaving:
+            case Left(code=code, why=why) if not self._leaving:
                 self._leaving = True  # report only the first
                 logger.error("process %d has gone: %s", process_id, why)
-                self._lost(f"process {process_id} has gone: {why}")
+                self._lost(code, f"process {process_id} has gone: {why}")
             case AskToStop(why=why, seconds=seconds):
                 self._asked_to_stop(f"process {process_id}: {why}", seconds)
 
@@ -166,9 +165,15 @@ class Member:
 
 
 def lead(
-    hosts: Hosts, facts: Mapping[str, str], lost: Callable[[str], None], asked_to_stop: Callable[[str, float], None]
+    hosts: Hosts,
+    facts: Mapping[str, str],
+    lost: Callable[[int, str], None],
+    asked_to_stop: Callable[[str, float], None],
 ) -> Leader:
-    """Be process 0; returns when all others are connected. Raises as ``_join`` does."""
+    """Be process 0; returns when all others are connected. Raises as ``_join`` does.
+
+    ``lost`` gets the exit code with which a process has ended, and why.
+    """
     _join(hosts, facts)
     token = secrets.token_bytes(TOKEN_BYTES)
     others: dict[int, Connection] = {}

@@ -169,8 +169,9 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """The process ends. The engine ends with it."""
+    """The process ends, with this exit code. The engine ends with it, and all other processes alike."""
 
+    code: int
     why: str
 
 

@@ -26,6 +26,7 @@ from types import FrameType
 from rich.console import Console
 
 from driver.request import ReturnChannel
+from engine.exit_codes import FAULT, MISCONFIGURED, STOPPED
 from engine.hub.roots import Root
 from engine.progress import Progress
 from ipc.process.gateway_process import GatewayProcess
@@ -45,11 +46,6 @@ from ipc.wire.keys import default_directory
 from ipc.wire.messages import PROGRESS_LIMIT
 
 logger = logging.getLogger(__name__)
-
-STOPPED = os.EX_OK
-FAULT = 1
-MISCONFIGURED = os.EX_CONFIG
-"""Exit codes: after MISCONFIGURED a restart is of no use, after FAULT it may be."""
 
 GATEWAY_TIMEOUT = 1.0
 """Seconds for the gateway to send the last of what is open."""
@@ -146,7 +142,7 @@ class Daemon:
             self._gateway.start(self._address, issue, self._gateway_ended)
         with terminal.start_up(self._console) as display:
             report = partial(self._report, display)
-            loaded = self._load(self._configuration.engine, report, self._fail, self._ask_to_stop)
+            loaded = self._load(self._configuration.engine, report, self._end, self._ask_to_stop)
         self._driver, self._loaded = loaded.driver, loaded
         self._monitor.observe(loaded)
         self._driver.start()

@@ -22,8 +22,9 @@ from driver.stages.safe_thread import SafeThread
 from engine.build import build_executor
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.exit_codes import FAULT, MISCONFIGURED, STOPPED
 from engine.hosts.follower import execute_commands
-from engine.hosts.processes import FAULT, Member, follow
+from engine.hosts.processes import Member, follow
 from engine.hosts.sent_weights import stage_as_told
 from engine.hub.obtain import obtained
 from engine.step.commands import AskToStop, Command, Leave, Left, WriteWeights
@@ -72,7 +73,10 @@ class FollowerDaemon:
         _end(command.code, command.why)
 
     def _execute(self) -> None:
-        executor = build_executor(self._config, lambda _: extend_timeout(START_PATIENCE))
+        try:
+            executor = build_executor(self._config, lambda _: extend_timeout(START_PATIENCE))
+        except ConfigurationError as error:
+            self._leave(MISCONFIGURED, str(error))
         freeze_heap()
         notify("READY=1", "STATUS=following process 0")
         self._watchdog.start()
@@ -101,15 +105,19 @@ class FollowerDaemon:
 
     def _died(self, name: str, error: BaseException) -> None:
         del name
+        self._leave(FAULT, str(error))
+
+    def _leave(self, code: int, why: str) -> NoReturn:
+        """End, and have process 0 end alike: what all find at once, such as other weights, either may say first."""
         assert self._member is not None
-        self._member.say(Left(str(error)))
-        _end(os.EX_CONFIG if isinstance(error, ConfigurationError) else FAULT, str(error))
+        self._member.say(Left(code, why))
+        _end(code, why)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         why = f"it was stopped by {signal.Signals(number).name}"
         if self._signalled or self._member is None:
-            os._exit(128 + number if self._signalled else os.EX_OK)
+            os._exit(128 + number if self._signalled else STOPPED)
         self._signalled = True
         self._member.say(AskToStop(why))
 

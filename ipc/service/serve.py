@@ -10,13 +10,14 @@ from rich.console import Console
 
 from engine.cpu_libraries import stop_loading
 from engine.errors import ConfigurationError, DevicesUnavailable, DownloadFailed, HostsError
+from engine.exit_codes import FAULT, MISCONFIGURED
 from ipc.errors import AddressError, KeyFileError
 from ipc.process import open_files
 from ipc.process.gateway_process import GatewayProcess
 from ipc.process.logs import configure_logging, stderr_console
 from ipc.service import accelerators
 from ipc.service.configuration import DaemonConfig, LiveConfiguration
-from ipc.service.daemon import FAULT, MISCONFIGURED, Daemon
+from ipc.service.daemon import Daemon
 from ipc.service.device_choice import choose_device
 from ipc.service.http_config import HttpConfig
 from ipc.service.settings import GATEWAY_OPTIONS, SETTINGS, SettingValue, configs, held, with_sources

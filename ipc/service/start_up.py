@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +17,7 @@ from driver.request import ReturnSample
 from engine.config import EngineConfig
 from engine.cpu_libraries import start_loading
 from engine.errors import ConfigurationError
+from engine.exit_codes import FAULT, MISCONFIGURED, STOPPED
 from engine.hub.roots import Root
 from engine.hub.small_files import vocabulary_file
 from engine.progress import Progress
@@ -82,16 +84,19 @@ class Loaded:
     """Has the processes of other hosts end with this exit code, and why."""
 
 
-Load = Callable[[EngineConfig, Callable[[Progress], None], Callable[[str], None], Callable[[str, float], None]], Loaded]
-"""(config, report, on_failure, ask_to_stop) -> the loaded driver; ``on_failure`` is passed to it.
+Load = Callable[
+    [EngineConfig, Callable[[Progress], None], Callable[[int, str], None], Callable[[str, float], None]], Loaded
+]
+"""(config, report, end, ask_to_stop) -> the loaded driver.
 
+``end`` is called, on any thread, with the exit code and why, if the driver fails or another host's process has ended;
 ``ask_to_stop`` is called, on any thread, if another host asks why and within how many seconds."""
 
 
 def load(
     config: EngineConfig,
     report: Callable[[Progress], None],
-    on_failure: Callable[[str], None],
+    end: Callable[[int, str], None],
     ask_to_stop: Callable[[str, float], None],
 ) -> Loaded:
     """Load and compile. Raises ConfigurationError, DevicesUnavailable and HostsError."""
@@ -126,29 +131,27 @@ def load(
         from engine.hosts.processes import lead
 
         report(Progress("waiting for the other hosts", 0, config.hosts.num_processes - 1, "processes"))
-        leader = lead(config.hosts, facts_alike(config), on_failure, ask_to_stop)
+        leader = lead(config.hosts, facts_alike(config), end, ask_to_stop)
     with nullcontext() if leader is None else _left_by(leader):
         others = ALONE if leader is None else OtherProcesses(leader.tell, leader.stage, leader.send_adapter)
         engine = build_engine(config, report_unless_in_vain, others, keep_executables=True)
-        loaded = _driven(config, model, engine, tokenizer.result(), root, on_failure)
+        loaded = _driven(config, model, engine, tokenizer.result(), root, partial(end, FAULT))
     return loaded if leader is None else replace(loaded, leave=leader.leave)
 
 
 @contextmanager
 def _left_by(leader: "Leader") -> Iterator[None]:
     """While process 0 starts: if it does not, the others are told why, and end as it does."""
-    from engine.hosts.processes import FAULT
-
     try:
         yield
     except ConfigurationError as error:
-        leader.leave(os.EX_CONFIG, str(error))
+        leader.leave(MISCONFIGURED, str(error))
         raise
     except Exception as error:
         leader.leave(FAULT, f"process 0 could not start: {error}")
         raise
     except BaseException:
-        leader.leave(os.EX_OK, "process 0 was stopped while it started")
+        leader.leave(STOPPED, "process 0 was stopped while it started")
         raise
 
 
