@@ -23,8 +23,8 @@ from driver.odriver import oDriver
 from driver.request import Logprob, Usage
 from ipc.batch.batch_lines import Line
 from ipc.batch.batch_output import BatchOutput
-from ipc.commands import batch
 from ipc.commands.cli import main
+from ipc.commands.requests import batch
 from ipc.errors import BatchError
 from ipc.openai.answer_format import AnswerFormat, format_of
 from ipc.openai.logprob_bodies import chat_logprobs, text_logprobs

@@ -240,7 +240,7 @@ def test_odriver_bench_writes_into_a_pipe(address):
 
 def test_the_load_generator_loads_no_jax():
     """It may run beside the daemon that it measures."""
-    code = "import sys, ipc.commands.bench; print([name for name in ('jax', 'transformers', 'flax') if name in sys.modules])"
+    code = "import sys, ipc.commands.requests.bench; print([name for name in ('jax', 'transformers', 'flax') if name in sys.modules])"
 
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
 

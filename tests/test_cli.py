@@ -16,7 +16,8 @@ from fake_driver import PATIENCE, FakeDriver, serving
 
 from driver.errors import Overloaded
 from engine.sampling_params import SamplingParams
-from ipc.commands import cli, sampling_flags
+from ipc.commands import cli
+from ipc.commands.requests import sampling_flags
 
 ROOT = Path(__file__).parent.parent
 ODRIVER = [sys.executable, "-c", "import sys; from ipc.commands.cli import main; sys.exit(main())"]

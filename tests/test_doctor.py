@@ -18,8 +18,9 @@ from fake_driver import PATIENCE, FakeDriver, build_server, serving
 from caching import cpu_kernels
 from engine.models.weights.sources.safetensors_header import DTYPES
 from engine.models.weights.sources.tensor_source import TensorInfo
-from ipc.commands import address_checks, cli, doctor, model_checks
-from ipc.commands.findings import Finding
+from ipc.commands import cli
+from ipc.commands.diagnosis import address_checks, doctor, model_checks
+from ipc.commands.diagnosis.findings import Finding
 from ipc.service import accelerators, device_choice
 from ipc.service.configuration import DaemonConfig
 from ipc.service.http_config import HttpConfig

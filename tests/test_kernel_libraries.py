@@ -16,7 +16,7 @@ from caching import cpu_kernels, instruction_set
 from caching.cpu_kernels import ATTENTION, KernelsUnavailable, compile_library, find
 from caching.instruction_set import LEVELS, UnknownInstructions, available, compiler_flags
 from engine.cpu_libraries import LATER, SOURCES
-from ipc.commands import doctor
+from ipc.commands.diagnosis import doctor
 
 ROOT = Path(__file__).parent.parent
 HASWELL = "x86_64 flags : fpu sse2 avx avx2 fma bmi1 bmi2"

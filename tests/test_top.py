@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from test_driver import build_driver
 
-from ipc.commands.top import run, view
+from ipc.commands.operators.top import run, view
 
 
 def build_status(**changes: Any) -> dict[str, Any]:

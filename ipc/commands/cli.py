@@ -11,17 +11,10 @@ from typing import Any, NoReturn
 
 from driver.errors import shortened
 from engine.errors import ConfigurationError
-from ipc.commands import (
-    adapters_command,
-    chat,
-    complete,
-    gateway_command,
-    keys_command,
-    operate,
-    plan_command,
-    which_daemon,
-)
+from ipc.commands import gateway_command, plan_command, which_daemon
 from ipc.commands.arguments import Parser, ShowVersion, add_command, count, no_arguments, seconds
+from ipc.commands.operators import adapters_command, keys_command, operate
+from ipc.commands.requests import chat, complete
 from ipc.errors import AddressError, KeyFileError, OdriverError
 from ipc.service import settings
 from ipc.wire.addresses import default_address
@@ -168,7 +161,7 @@ def _config(options: dict[str, Any]) -> int:
     if as_json:
         print(json.dumps({name: one._asdict() for name, one in found.items()}, indent=2, default=str))
     else:
-        from ipc.commands.listings import show_settings
+        from ipc.commands.operators.listings import show_settings
 
         show_settings(found)
     return 0
@@ -191,18 +184,18 @@ def _uninstall(options: dict[str, Any]) -> int:
 
 
 def _batch(options: dict[str, Any]) -> int:
-    from ipc.commands import batch
+    from ipc.commands.requests import batch
 
     address, key = which_daemon.take(options)
     return batch.run(options.pop("source"), options.pop("target"), address, key=key, **options)
 
 
 def _doctor(options: dict[str, Any]) -> int:
-    from ipc.commands import doctor, findings
+    from ipc.commands.diagnosis import doctor, findings
 
     as_json, tpu, path = options.pop("json"), options.pop("tpu"), options.pop("report", None)
     if tpu:
-        from ipc.commands import hardware
+        from ipc.commands.diagnosis import hardware
 
         return hardware.run(options, path, as_json=as_json)
     if path is not None:
@@ -217,7 +210,7 @@ def _doctor(options: dict[str, Any]) -> int:
 
 def _bench(options: dict[str, Any]) -> int:
     from ipc.benchmark.workload import Load
-    from ipc.commands import bench
+    from ipc.commands.requests import bench
 
     path = options.pop("result_filename", None)
     save = options.pop("save_result", False) or path is not None

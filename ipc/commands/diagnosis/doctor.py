@@ -17,8 +17,8 @@ from packaging.requirements import Requirement
 from rich.filesize import decimal
 
 from engine.errors import ConfigurationError
-from ipc.commands import address_checks, model_checks
-from ipc.commands.findings import Finding
+from ipc.commands.diagnosis import address_checks, model_checks
+from ipc.commands.diagnosis.findings import Finding
 from ipc.service import accelerators, device_choice
 from ipc.service.settings import configs, held
 

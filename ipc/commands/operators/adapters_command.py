@@ -54,6 +54,6 @@ def _list(control: ControlClient, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
-        from ipc.commands.listings import show_adapters
+        from ipc.commands.operators.listings import show_adapters
 
         show_adapters(rows)

@@ -16,7 +16,7 @@ from engine.errors import ConfigurationError
 from engine.hub.names import BUCKET, Place, directory_of, place_of, served_name
 from engine.hub.roots import Root
 from engine.memory.host_memory import available_bytes
-from ipc.commands.findings import Finding
+from ipc.commands.diagnosis.findings import Finding
 
 if TYPE_CHECKING:
     from engine.models.spec import ModelSpec

@@ -42,7 +42,7 @@ def _status(control: ControlClient, options: dict[str, Any]) -> None:
     if options["json"]:
         print(json.dumps(status, indent=2))
     else:
-        from ipc.commands.listings import show_status
+        from ipc.commands.operators.listings import show_status
 
         show_status(status)
 
@@ -57,7 +57,7 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
 def _top(control: ControlClient, options: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from ipc.commands import top
+    from ipc.commands.operators import top
 
     top.run(control.status, options["interval"], once=options["once"], console=Console())
 
@@ -81,7 +81,7 @@ def _requests(control: ControlClient, options: dict[str, Any]) -> None:
     elif options["json"]:
         print(json.dumps({"requests": rows, "total": total}, indent=2))
     else:
-        from ipc.commands.listings import show_requests
+        from ipc.commands.operators.listings import show_requests
 
         show_requests(rows, total)
 

@@ -70,7 +70,7 @@ def _new(directory: Path, name: str, out: Path | None = None, **limits: int | bo
 
 
 def _list(directory: Path) -> None:
-    from ipc.commands.listings import show_keys
+    from ipc.commands.operators.listings import show_keys
 
     show_keys(keys.authorized(directory))
 

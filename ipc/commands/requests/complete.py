@@ -8,7 +8,8 @@ import msgspec
 
 from driver.request import Usage
 from ipc.client import Client
-from ipc.commands import sampling_flags, timings, which_daemon
+from ipc.commands import which_daemon
+from ipc.commands.requests import sampling_flags, timings
 from ipc.wire import escaping
 
 CUT_OFF = {"timeout": "the time of --timeout-s is over", "abort": "the daemon's operator has ended it"}

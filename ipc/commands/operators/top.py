@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ipc.commands.listings import duration
+from ipc.commands.operators.listings import duration
 from ipc.process.tables import plain
 
 Status = Mapping[str, Any]

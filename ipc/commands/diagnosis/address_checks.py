@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ipc.client import Client
-from ipc.commands.findings import Finding
+from ipc.commands.diagnosis.findings import Finding
 from ipc.errors import AddressError, DaemonStarting, OdriverError
 from ipc.process.http_socket import listen
 from ipc.service.configuration import DaemonConfig

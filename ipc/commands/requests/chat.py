@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from ipc.client import Client
-from ipc.commands import sampling_flags, timings, which_daemon
+from ipc.commands import which_daemon
+from ipc.commands.requests import sampling_flags, timings
 from ipc.errors import RequestFailed
 from ipc.wire.completion import Message
 from ipc.wire.escaping import one_line, write
