@@ -252,10 +252,10 @@ class _Start:
 
     def _load(self) -> str:
         if self._fingerprint is None:
-            self._fingerprint = self._served.load_all(
+            self._fingerprint, of_drafts = self._served.load_all(
                 self._decoders, lambda done, total: self._report(Progress("loading weights", done, total, "bytes"))
             )
-            check_facts_alike({"the weights": self._fingerprint})
+            check_facts_alike({"the weights": self._fingerprint, "the weights of what drafts": of_drafts})
         return self._fingerprint
 
 

@@ -115,19 +115,19 @@ class ServedModel:
         assert isinstance(model, Decoder)
         return Decoders(model, draft)
 
-    def load(self, decoder: AnyDecoder, progress: Callable[[int, int], None]) -> None:
-        """Give the decoder, or the draft head, its weights. Raises as ``put`` does."""
+    def load(self, decoder: AnyDecoder, progress: Callable[[int, int], None]) -> str:
+        """Give the decoder, or the draft head, its weights; returns the model's fingerprint. Raises as ``put`` does."""
         with self._weights() as source:
             self._put(source, decoder, progress)
+            return self._fingerprint(fingerprint(source))
 
-    def load_all(self, decoders: Decoders, progress: Callable[[int, int], None]) -> str:
-        """Give both their weights; returns the model's fingerprint. Raises as ``load`` does."""
-        with self._weights() as source:
-            self._put(source, decoders.model, progress)
-            found = self._fingerprint(fingerprint(source))
-        if self.draft is not None and decoders.draft is not None:
-            self.draft.load(decoders.draft, progress)
-        return found
+    def load_all(self, decoders: Decoders, progress: Callable[[int, int], None]) -> tuple[str, str]:
+        """Give both their weights; returns the fingerprints of the model and of what drafts, "" without weights for
+        that. Raises as ``load`` does."""
+        of_model = self.load(decoders.model, progress)
+        if self.draft is None or decoders.draft is None:
+            return of_model, ""
+        return of_model, self.draft.load(decoders.draft, progress)
 
     def _weights(self) -> AbstractContextManager[TensorSource]:
         return open_weights(self.config.directory, self.config.weights_url)

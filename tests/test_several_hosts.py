@@ -105,6 +105,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+def drafts_of(model: Path) -> str:
+    """The setting by which this model drafts."""
+    return f'{{"method": "draft_model", "model": "{model}", "num_speculative_tokens": 2}}'
+
+
 @contextmanager
 def both(*each: tuple[Path, list[str]]) -> Iterator[list[Process]]:
     """The processes of one daemon, each with its directory and flags; none is left behind."""
@@ -185,7 +190,7 @@ def test_two_processes_have_each_their_part_of_a_draft_model(place: Path, alone:
     copies = [shutil.copytree(place / "model", tmp_path / str(number) / "draft") for number in range(2)]
     directory = made(place / tmp_path.name)
     flags = ["--max-num-batched-tokens", "4", "--speculative-config"]
-    configs = [f'{{"method": "draft_model", "model": "{copy}", "num_speculative_tokens": 2}}' for copy in copies]
+    configs = [drafts_of(copy) for copy in copies]
     with both(*[(directory, [*flags, config]) for config in configs]) as two:
         together = answers(two[0].address)
         with ControlClient(two[0].address) as control:
@@ -306,16 +311,23 @@ def test_processes_that_draft_otherwise_do_not_start(place: Path, tmp_path: Path
 
 
 @pytest.mark.thorough
-def test_processes_of_other_weights_do_not_start(place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", ["the weights", "the weights of what drafts"])
+def test_processes_of_other_weights_do_not_start(place: Path, tmp_path: Path, which: str) -> None:
     """A copy that is older has files of the same sizes, and tokens would be the same everywhere, of no model's."""
     older = shutil.copytree(place / "model", tmp_path / "model")
     build_checkpoint(older, "llama2", seed=1, **json.loads((older / "config.json").read_text()))
-    with both((made(place / tmp_path.name), []), (made(tmp_path / "life"), [])) as two:
+    here = made(place / tmp_path.name)
+    if which == "the weights":
+        runs: list[tuple[Path, list[str]]] = [(here, []), (made(tmp_path / "life"), [])]
+    else:
+        flags = ["--max-num-batched-tokens", "4", "--speculative-config"]
+        runs = [(here, [*flags, drafts_of(model)]) for model in (place / "model", older)]
+    with both(*runs) as two:
         ends = [process.wait() for process in two]
 
     assert ends == [os.EX_CONFIG] * 2, two[0].log() + two[1].log()
     for process in two:
-        assert "process 1 differs from process 0 in the weights: start all with the same" in process.log()
+        assert f"process 1 differs from process 0 in {which}: start all with the same" in process.log()
 
 
 def test_facts_are_compared_by_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
