@@ -15,8 +15,8 @@ from engine.config import EngineConfig
 from engine.devices.device_errors import DeviceError, device_errors
 from engine.devices.xla_threads import limit_xla_threads
 from engine.errors import ConfigurationError
+from engine.hosts.agreement import check_facts_alike, least_of_all
 from engine.hosts.other_processes import ALONE, OtherProcesses
-from engine.hosts.processes import check_facts_alike, least_of_all
 from engine.live.live_weights import LiveWeights
 from engine.memory.device_memory import memory_budget
 from engine.memory.page_budget import CachePlanner, check_page_table

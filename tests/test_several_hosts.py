@@ -23,9 +23,9 @@ from xla_flags import xla_flags
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError, HostsError
 from engine.exit_codes import FAULT, STOPPED
-from engine.hosts import processes
+from engine.hosts import agreement
+from engine.hosts.agreement import _sum, check_facts_alike
 from engine.hosts.follower import check_alike
-from engine.hosts.processes import _sum, check_facts_alike
 from engine.sampling.logit_bias import neutral_bias
 from engine.sampling.needs import Need
 from engine.sampling.penalties import neutral_penalties
@@ -340,7 +340,7 @@ def test_facts_are_compared_by_their_order(tmp_path: Path, monkeypatch: pytest.M
     def compare(ours: dict[str, str], theirs: dict[str, str]) -> None:
         sums = iter([[[_sum(repr(list(facts)))] for facts in (ours, theirs)]])
         values = [[_sum(fact) for fact in facts.values()] for facts in (ours, theirs)]
-        monkeypatch.setattr(processes, "_gather", lambda _: next(sums, values))
+        monkeypatch.setattr(agreement, "_gather", lambda _: next(sums, values))
         check_facts_alike(ours)
 
     monkeypatch.setattr(jax, "process_count", lambda: 2)

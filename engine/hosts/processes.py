@@ -11,7 +11,6 @@ import os
 import secrets
 import socket
 import threading
-import zlib
 from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +18,12 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 
 import jax
-import numpy as np
 
 from engine.adapters.adapter import Adapter
 from engine.devices.device_errors import acquire_devices
 from engine.errors import ConfigurationError, HostsError
 from engine.exit_codes import FAULT
+from engine.hosts.agreement import broadcast, check_facts_alike
 from engine.hosts.hosts import Hosts
 from engine.hosts.other_processes import StageHere
 from engine.hosts.remote_weights import RemoteProcess, Staged
@@ -179,7 +178,7 @@ def lead(
     others: dict[int, Connection] = {}
     remote: dict[int, RemoteProcess] = {}
     with Listener(("", 0), backlog=2 * hosts.num_processes, authkey=token) as listener:
-        _broadcast((listener.address[1], *token))
+        broadcast((listener.address[1], *token))
         while len(others) + len(remote) < 2 * (hosts.num_processes - 1):
             try:
                 connection = listener.accept()
@@ -200,7 +199,7 @@ def lead(
 def follow(hosts: Hosts, facts: Mapping[str, str]) -> Member:
     """Be another process; returns when process 0 is connected. Raises as ``_join`` does."""
     _join(hosts, facts)
-    port, *token = _broadcast((0,) * (1 + TOKEN_BYTES))
+    port, *token = broadcast((0,) * (1 + TOKEN_BYTES))
     address = hosts.coordinator_address.rpartition(":")[0], port
     connections = []
     try:
@@ -210,13 +209,6 @@ def follow(hosts: Hosts, facts: Mapping[str, str]) -> Member:
     except OSError as error:
         raise HostsError(f"process 0 cannot be reached at {address[0]}:{port} ({error})") from error
     return Member(*connections)
-
-
-def least_of_all(number: int) -> int:
-    """The minimum of a number over all processes. Every process must call this."""
-    if jax.process_count() == 1:
-        return number
-    return min(high << 30 | low for high, low in _gather((number >> 30, number & (1 << 30) - 1)))
 
 
 def _check_staged(process_id: int, theirs: Staged, ours: StagedWeights) -> None:
@@ -253,42 +245,6 @@ def _join(hosts: Hosts, facts: Mapping[str, str]) -> None:
         background.shutdown(wait=False)
     acquire_devices()
     check_facts_alike(facts)
-
-
-def check_facts_alike(facts: Mapping[str, str]) -> None:
-    """Raises ConfigurationError if ``facts``, values by name, differ between processes. Every process must call this."""
-    if jax.process_count() == 1:
-        return
-    [[first], *others] = _gather([_sum(repr(list(facts)))])  # of other names there may be more or fewer
-    for process_id, [names] in enumerate(others, start=1):
-        if names != first:
-            raise ConfigurationError(
-                f"process {process_id} has other settings than process 0: install the same version of oDriver on all hosts"
-            )
-    sums = _gather([_sum(fact) for fact in facts.values()])
-    for process_id, theirs in enumerate(sums):
-        differing = [name for name, mine, other in zip(facts, sums[0], theirs, strict=True) if mine != other]
-        if differing:
-            raise ConfigurationError(
-                f"process {process_id} differs from process 0 in {', '.join(differing)}: start all with the same"
-            )
-
-
-def _sum(fact: str) -> int:
-    return zlib.crc32(fact.encode()) >> 1
-
-
-def _gather(numbers: "tuple[int, ...] | list[int]") -> list[list[int]]:
-    """Every process's numbers, each below 2^31, by process id."""
-    from jax.experimental.multihost_utils import process_allgather
-
-    gathered = np.asarray(process_allgather(np.array(numbers, np.int32)))
-    return [list(map(int, row)) for row in gathered.reshape(jax.process_count(), -1)]
-
-
-def _broadcast(numbers: tuple[int, ...]) -> list[int]:
-    """Process 0's numbers."""
-    return _gather(numbers)[0]
 
 
 def _hear(connection: Connection) -> Answer | None:

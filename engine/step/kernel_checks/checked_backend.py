@@ -11,7 +11,7 @@ import numpy as np
 from caching.attention.spec import AttentionKernel, AttentionSpec
 from caching.attention.twin import Heads, largest_error
 from caching.metadata import PagedAttentionCacheMetaData
-from engine.hosts.processes import least_of_all
+from engine.hosts.agreement import least_of_all
 from engine.models.layers.row_operations import XLA_ROWS
 from engine.models.layers.self_attention import SelfAttentionSpec, self_attention
 from engine.models.partition import Partition
