@@ -114,6 +114,84 @@ def test_a_parameter_may_be_one_of_many_words(row: ToolFormat) -> None:
     assert verdicts == [True, True, False]
 
 
+UNITS = {
+    "listed": {"enum": ["C", "F"]},
+    "by name": {"$ref": "#/$defs/Unit"},
+    "with a default": {"allOf": [{"$ref": "#/$defs/Unit"}], "default": "C"},
+    "optional": {"anyOf": [{"$ref": "#/$defs/Unit"}, {"type": "null"}]},
+    "one of two constants": {"oneOf": [{"const": "C"}, {"const": "F"}, {"enum": [1, None]}]},
+    "as another": {"$ref": "#/properties/first"},
+}
+
+
+@pytest.mark.parametrize("row", [QWEN3_CODER, PYTHONIC, GEMMA4, TOOL_FORMATS["glm45"][0]])
+@pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
+def test_values_are_those_that_a_schema_lists_wherever_it_lists_them(row: ToolFormat, unit: dict[str, Any]) -> None:
+    """As pydantic and zod write an enumeration, a default and an optional one."""
+    defs = {"Unit": {"enum": ["C", "F"], "type": "string"}}
+    properties = {"first": {"$ref": "#/$defs/Unit"}, "unit": unit}
+    parameters = {"type": "object", "properties": properties, "required": ["unit"], "$defs": defs}
+    f = Function("f", parameters=parameters)
+    answering = build_answering(row, ToolUse([f], [f], parallel=False))
+    values = ["C", "F", "K", None, 1, 2]
+
+    verdicts = {
+        value: follows(answering, written(row, ("f", {"unit": value})).replace("'", '"').replace("None", "null"))
+        for value in values
+    }
+
+    others = {None: "null" in str(unit) or "None" in str(unit), 1: "[1" in str(unit), 2: False}
+    assert verdicts == {"C": True, "F": True, "K": False, **others}
+
+
+NOTATIONS = [QWEN3_CODER, PYTHONIC, GEMMA4]
+"""In which each parameter is written by itself."""
+
+
+@pytest.mark.parametrize("row", [HERMES, *NOTATIONS])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$ref": "#/definitions/F", "definitions": {"F": {"type": "object", **NUMBER}}},
+        {"allOf": [NUMBER, {"properties": {"b": {"type": "integer"}}}]},
+        {"type": "object", "required": ["a"], "allOf": [{"properties": {"a": {"type": "integer"}}}]},
+    ],
+)
+def test_parameters_may_stand_elsewhere_in_the_schema(row: ToolFormat, parameters: dict[str, Any]) -> None:
+    """In what the schema refers to, and in each of its parts."""
+    f = Function("f", parameters=parameters)
+    answering = build_answering(row, ToolUse([f], [f], parallel=False))
+
+    assert [follows(answering, written(row, ("f", case))) for case in ({"a": 1}, {})] == [True, False]
+
+
+def test_a_parameter_may_hold_what_the_whole_schema_is() -> None:
+    """A reference to the root is one to the function's schema, not to the parameter's own."""
+    root = {"type": "object", "properties": {"v": {"type": "integer"}, "next": {"$ref": "#"}}, "required": ["v"]}
+    f = Function("f", parameters=root)
+    answering = build_answering(PYTHONIC, ToolUse([f], [f], parallel=False))
+    texts = [
+        "[f(v=1)]",
+        '[f(v=1, next={"v": 2, "next": {"v": 3}})]',
+        '[f(v=1, next={"next": 1})]',
+        '[f(v=1, next="x")]',
+    ]
+
+    assert [follows(answering, text) for text in texts] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("row", NOTATIONS)
+@pytest.mark.parametrize("keyword", ["anyOf", "minProperties", "dependentRequired"])
+def test_what_parameters_cannot_be_held_to_one_by_one_is_refused(row: ToolFormat, keyword: str) -> None:
+    """By the keyword, also where the function's schema refers to it."""
+    whole = {**NUMBER, keyword: {"anyOf": [{"required": ["a"]}], "minProperties": 1}.get(keyword, {"a": []})}
+    for parameters in (whole, {"$ref": "#/$defs/F", "$defs": {"F": whole}}):
+        f = Function("f", parameters=parameters)
+
+        with pytest.raises(BodyError, match=f"tools: f has {keyword} beside its properties"):
+            build_answering(row, ToolUse([f], [f], parallel=False)).params({})
+
+
 NAMES = ["a-b.c", "$filter", "@type", "my param", "2fa", "12", "é", "\"\\x'", "x/y", "=:,"]
 
 

@@ -18,7 +18,7 @@ from ipc.gateway.output.harmony import HarmonyParser
 from ipc.gateway.output.output_events import joined
 from ipc.gateway.output.output_parser import whole_output
 from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningParser, reasoning_format_of
-from ipc.gateway.output.schema_types import parameter_kinds
+from ipc.gateway.output.schema_types import listed_values, object_parts, parameter_kinds
 from ipc.gateway.output.tool_call_parser import ToolCallParser
 from ipc.gateway.output.tool_formats import GEMMA4, HARMONY, TOOL_FORMATS, ToolFormat, tool_format_of
 
@@ -248,6 +248,9 @@ def test_kinds_follow_the_schema() -> None:
     }
     assert parameter_kinds(PARAMETERS, "tags") == {"array", "null"} and len(parameter_kinds(PARAMETERS, "free")) == 6
     assert [len(parameter_kinds(circle, name)) for name in "abcde"] == [6, 6, 1, 6, 6]
+    parts = {"$ref": "#/$defs/a~1b c", "$defs": {"a/b c": {"properties": {"e": {"allOf": [{"const": "5"}]}}}}}
+    assert parameter_kinds(parts, "e") == {"string"}
+    assert parameter_kinds({"allOf": [{"$ref": "#"}, parts["$defs"]["a/b c"]]}, "e") == {"string"}
 
 
 def test_kinds_take_as_long_as_the_schema() -> None:
@@ -256,6 +259,8 @@ def test_kinds_take_as_long_as_the_schema() -> None:
     listed = {"properties": {"few": {"enum": ["x"] * 4000}, "many": {"enum": ["x"] * 5000}}}
 
     assert parameter_kinds(tree, "p") == {"string"}
+    assert listed_values(tree["properties"]["p"], tree) == []
+    assert len(list(object_parts({"allOf": [{"$ref": "#"}] * 5000}))) < 5000
     assert [len(parameter_kinds(listed, name)) for name in listed["properties"]] == [1, 6]
 
 

@@ -45,6 +45,16 @@ def without_idle_property_names(schema: Any) -> Any:
     return _changed(schema, _without_idle_names)
 
 
+def with_references(schema: Any, moved: Callable[[str], str]) -> Any:
+    """The schema with each ``$ref`` in it as ``moved`` has it."""
+
+    def change(keywords: Keywords) -> Keywords:
+        reference = keywords.get("$ref")
+        return {**keywords, "$ref": moved(reference)} if isinstance(reference, str) else keywords
+
+    return _changed(schema, change)
+
+
 Keywords = dict[str, Any]
 
 

@@ -1,7 +1,9 @@
-"""Which kinds of JSON a parameter's schema allows, for formats that write text without quotes."""
+"""What a function's schema says of a parameter, for formats that write each by itself, as text without quotes."""
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -18,9 +20,71 @@ def kind_of(value: Any) -> str:
 
 def parameter_kinds(parameters: Mapping[str, Any] | None, name: str) -> frozenset[str]:
     """The kinds that a function's parameters allow for the one of this name; all if it has none."""
-    properties = (parameters or {}).get("properties")
-    schema = properties.get(name) if isinstance(properties, dict) else None
-    return (_kinds(schema, parameters or {}) & ALL) or ALL
+    root = parameters or {}
+    schemas = (_member(part, "properties", dict).get(name) for part in object_parts(root))
+    schema = next((schema for schema in schemas if schema is not None), None)
+    return (_kinds(schema, root) & ALL) or ALL
+
+
+def object_parts(parameters: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The schemas that all arguments keep to at once: a function's own, what it refers to, and each of its ``allOf``."""
+    left: deque[Any] = deque([parameters])
+    seen, looks = set[int](), 0
+    while left and looks < MAX_LOOKS:
+        looks += 1
+        part = left.popleft()
+        if isinstance(part, Mapping) and id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            left += _member(part, "allOf", list)[:MAX_LOOKS]
+            if isinstance(reference := part.get("$ref"), str):
+                looks += reference.count("/")
+                left.append(_definition(reference, parameters))
+
+
+def properties_of(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The schema of each parameter by its name, and the names of those that must be given."""
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    for part in object_parts(parameters):
+        for name, schema in _member(part, "properties", dict).items():
+            properties[name] = {"allOf": [properties[name], schema]} if name in properties else schema
+        required += [name for name in _member(part, "required", list) if isinstance(name, str)]
+    return properties | {name: {} for name in required if name not in properties}, required
+
+
+def listed_values(schema: Any, root: Mapping[str, Any]) -> list[Any]:
+    """The values of which a schema allows one; none where it may allow others than it lists."""
+    values: list[Any] = []
+    left, seen, looks = [schema], set[int](), 0
+    while left and looks < MAX_LOOKS:
+        looks += 1
+        schema = left.pop()
+        if not isinstance(schema, dict):
+            return []
+        if id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        if isinstance(listed := schema.get("enum", [schema["const"]] if "const" in schema else None), list):
+            values += listed
+        elif isinstance(reference := schema.get("$ref"), str):
+            looks += reference.count("/")
+            left.append(_definition(reference, root))
+        elif branches := _member(schema, "anyOf", list) or _member(schema, "oneOf", list):
+            left += branches[:MAX_LOOKS]
+        elif parts := _member(schema, "allOf", list):
+            left.append(parts[0])
+        elif schema.get("type") == "null":
+            values.append(None)
+        else:
+            return []
+    return [] if left else values
+
+
+def _member(schema: Mapping[str, Any], keyword: str, kind: type) -> Any:
+    """What a schema has there, if it is of that kind; else an empty one."""
+    found = schema.get(keyword)
+    return found if isinstance(found, kind) else kind()
 
 
 def _kinds(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
@@ -47,15 +111,18 @@ def _kinds(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
             kinds.update(map(kind_of, values[:MAX_LOOKS]))
         elif isinstance(branches := schema.get("anyOf") or schema.get("oneOf"), list):
             left += branches[:MAX_LOOKS]
+        elif parts := _member(schema, "allOf", list):
+            left.append(parts[0])
         else:
             return ALL
     return ALL if left or looks > MAX_LOOKS else frozenset(kinds)
 
 
 def _definition(reference: str, root: Mapping[str, Any]) -> Any:
-    found: Any = root if reference.startswith("#/") else None
+    found: Any = root if reference == "#" or reference.startswith("#/") else None
     for part in reference.split("/")[1:]:
-        found = found.get(part) if isinstance(found, dict) else None
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
     return found
 
 

@@ -5,16 +5,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from driver.grammars.notation import any_of
-from driver.text.json_schema import without_idle_property_names
+from driver.text.json_schema import with_references, without_idle_property_names
 from ipc.gateway.output.argument_readers import Tags
-from ipc.gateway.output.call_literals import GEMMA_QUOTE, NAME
+from ipc.gateway.output.call_literals import GEMMA_QUOTE, NAME, json_of_text
 from ipc.gateway.output.lark import SPACED, json_of, literal, one_of, text_rule
-from ipc.gateway.output.schema_types import parameter_kinds
+from ipc.gateway.output.schema_types import kind_of, listed_values, object_parts, parameter_kinds, properties_of
 from ipc.gateway.output.tool_formats import GEMMA4, ToolFormat
 from ipc.openai.chat_tools import Function
 from ipc.openai.question import BodyError
 
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+_ACROSS = (
+    *("anyOf", "oneOf", "not", "if", "enum", "const", "minProperties", "maxProperties"),
+    *("dependentRequired", "dependentSchemas", "dependencies"),
+)
+"""Keywords that say of all parameters together what none of them is held to by itself."""
+_SHARED = ("$defs", "definitions")
+_ALL = "odriver:parameters"
+"""The name of a function's whole schema among the definitions of a parameter that refers into it."""
 _GEMMA_WORDS = {
     "boolean": '"true" | "false"',
     "null": '"null"',
@@ -27,7 +35,7 @@ _GEMMA_RULES = [
     'value: string | NUMBER | "true" | "false" | "null" | list | object',
     'list: "[" (value ("," value)*)? "]"',
     'object: "{" (pair ("," pair)*)? "}"',
-    r'pair: /[A-Za-z_]\w*/ ":" value',
+    r'pair: /[A-Za-z_]\w{0,127}/ ":" value',
 ]
 
 
@@ -81,10 +89,7 @@ class _Arguments:
         self._token_ids = token_ids
         given = without_idle_property_names(function.parameters)
         self._schema = _NOTHING if given is None else {"type": "object", **given}
-        properties = self._schema.get("properties")
-        self._properties: dict[str, Any] = properties if isinstance(properties, dict) else {}
-        required = self._schema.get("required")
-        self._required = required if isinstance(required, list) else []
+        self._properties, self._required = properties_of(self._schema)
 
     def rules(self) -> Iterator[str]:
         """All of them."""
@@ -92,9 +97,17 @@ class _Arguments:
         if self._row.tags is None and self._row.calls is None:
             yield f"{name}: {json_of(self._schema, SPACED)}"
             return
+        self._check()
         opening, closing = ("{", "}") if self._row is GEMMA4 else ("", "")
         yield f"{name}: {literal(opening, self._token_ids)} {name}_first_0 {literal(closing, self._token_ids)}"
         yield from self._sequence(name)
+
+    def _check(self) -> None:
+        """Raises BodyError for what parameters cannot be held to one by one."""
+        across = {keyword for part in object_parts(self._schema) for keyword in _ACROSS if keyword in part}
+        if across:
+            why = f"{self._function.name} has {', '.join(sorted(across))} beside its properties"
+            raise BodyError(f"tools: {why}, which calls in this model's format cannot be held to", "tools")
 
     def _sequence(self, name: str) -> Iterator[str]:
         """Each parameter or, unless it is required, none, and a comma between any two."""
@@ -130,27 +143,45 @@ class _Arguments:
     def _text(self, key: str, schema: Any, end: str) -> str:
         """A value between tags, and the end of it."""
         kinds = parameter_kinds(self._schema, key)
-        if words := _words(schema, kinds):
-            return f"{any_of(words)} {literal(end, self._token_ids)}"
-        if "string" in kinds:
-            return "text"
-        return f"{self._json(schema)} {literal(end, self._token_ids)}"
+        if "string" not in kinds:
+            return f"{self._json(schema)} {literal(end, self._token_ids)}"
+        values = listed_values(schema, self._schema)
+        words = [word for value in values if (word := _word(value, kinds)) is not None]
+        return f"{any_of(words)} {literal(end, self._token_ids)}" if words else "text"
 
     def _json(self, schema: Any) -> str:
-        shared = {name: self._schema[name] for name in ("$defs", "definitions") if name in self._schema}
-        return json_of({**shared, **schema} if isinstance(schema, dict) else shared, SPACED)
+        """JSON of a parameter's schema, with all that it refers to."""
+        shared = {name: self._schema[name] for name in _SHARED if name in self._schema}
+        given = {**shared, **schema} if isinstance(schema, dict) else shared
+        moved = with_references(given, _moved)
+        if moved != given:
+            whole = {name: value for name, value in self._schema.items() if name not in _SHARED}
+            moved["$defs"] = {**moved.get("$defs", {}), _ALL: with_references(whole, _moved)}
+        return json_of(moved, SPACED)
 
     def _gemma_value(self, key: str, schema: Any) -> str:
         kinds = parameter_kinds(self._schema, key)
-        if words := _words(schema, kinds):
-            quote = literal(GEMMA_QUOTE, self._token_ids)
-            return f"{quote} {any_of(words)} {quote}"
         if kinds <= {"number", "boolean", "null"}:  # as JSON has them
             return self._json(schema)
+        quote = literal(GEMMA_QUOTE, self._token_ids)
+        values = [value for value in listed_values(schema, self._schema) if kind_of(value) in kinds]
+        if values and not any(isinstance(value, (list, dict)) for value in values):
+            strings = [value for value in values if isinstance(value, str)]
+            others = [json.dumps(value) for value in values if not isinstance(value, str)]
+            quoted = [f"{quote} {any_of(strings)} {quote}"] if strings else []
+            return one_of([*quoted, *([any_of(others)] if others else [])])
         return one_of(_GEMMA_WORDS.get(kind, "string") for kind in sorted(kinds))
 
 
-def _words(schema: Any, kinds: frozenset[str]) -> list[str]:
-    """The strings that a parameter may be, if they are listed and it may be nothing else."""
-    values = schema.get("enum") if isinstance(schema, dict) and kinds == {"string"} else None
-    return list(map(str, values)) if isinstance(values, list) else []
+def _word(value: Any, kinds: frozenset[str]) -> str | None:
+    """The text of a listed value between tags; None for one that would be read as another."""
+    word = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if kinds == {"string"}:
+        return word if isinstance(value, str) else None
+    return word if json.loads(json_of_text(word, kinds)) == value else None
+
+
+def _moved(reference: str) -> str:
+    """A reference into a function's schema, in that of a parameter."""
+    stays = not reference.startswith("#") or reference.startswith(tuple(f"#/{name}/" for name in _SHARED))
+    return reference if stays else f"#/$defs/{_ALL}{reference[1:]}"
