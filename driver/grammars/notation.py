@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from driver.text.json_schema import check_json, without_additional_properties, without_idle_property_names
+from driver.text.json_schema import check_json, without_additional_properties, without_idle_keywords
 from engine.structured_outputs import StructuredOutputsParams
 
 _ESCAPED_OR_SLASH = re.compile(r"\\(?s:.)|[/\\]")
@@ -58,7 +58,7 @@ def schema_of(params: StructuredOutputsParams) -> dict[str, Any]:
         given = _decoded(given)
     if not isinstance(given, dict):
         raise ValueError(f"a JSON schema is an object, not {type(given).__name__}")
-    schema: dict[str, Any] = without_idle_property_names(given)
+    schema: dict[str, Any] = without_idle_keywords(given)
     return without_additional_properties(schema) if params.disable_additional_properties else schema
 
 

@@ -39,10 +39,10 @@ def without_additional_properties(schema: Any) -> Any:
     return _changed(schema, _closed)
 
 
-def without_idle_property_names(schema: Any) -> Any:
-    """The schema without each ``propertyNames`` that allows any name, as zod writes one for every record: llguidance
-    takes none."""
-    return _changed(schema, _without_idle_names)
+def without_idle_keywords(schema: Any) -> Any:
+    """The schema without what llguidance takes none of and what forbids nothing: each ``propertyNames`` that allows any
+    name, as zod writes one for every record, and each ``uniqueItems`` that is false, as generators of OpenAPI do."""
+    return _changed(schema, _without_idle)
 
 
 def with_references(schema: Any, moved: Callable[[str], str]) -> Any:
@@ -64,9 +64,11 @@ def _closed(schema: Keywords) -> Keywords:
     return schema
 
 
-def _without_idle_names(schema: Keywords) -> Keywords:
+def _without_idle(schema: Keywords) -> Keywords:
     if schema.get("propertyNames") in (True, {}, {"type": "string"}):
         del schema["propertyNames"]
+    if schema.get("uniqueItems") is False:
+        del schema["uniqueItems"]
     return schema
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 from driver.grammars.notation import WHITESPACE, string
-from driver.text.json_schema import without_idle_property_names
+from driver.text.json_schema import without_idle_keywords
 
 MAX_TAGS = 512
 """Structures, and triggers: each is looked for with each."""
@@ -33,6 +33,6 @@ def tag_grammar(structures: list[TagStructure], triggers: list[str]) -> str:
             raise ValueError(f"structures[{number}].begin must start with one of the triggers, not {structure.begin!r}")
         rest, end = string(structure.begin[len(trigger) :]), string(structure.end)
         rules.append(f"trigger_{number}[lazy]: TEXT {string(trigger)}")
-        schema = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **without_idle_property_names(structure.schema)}
+        schema = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **without_idle_keywords(structure.schema)}
         rules.append(f"tag_{number}: trigger_{number} {rest} %json {json.dumps(schema)} {end}")
     return "\n".join(rules)

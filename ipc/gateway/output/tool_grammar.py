@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from driver.grammars.notation import any_of
-from driver.text.json_schema import with_references, without_idle_property_names
+from driver.text.json_schema import with_references, without_idle_keywords
 from ipc.gateway.output.argument_readers import Tags
 from ipc.gateway.output.call_literals import GEMMA_QUOTE, NAME, json_of_text
 from ipc.gateway.output.lark import SPACED, json_of, literal, one_of, text_rule
@@ -87,7 +87,7 @@ class _Arguments:
         self._function = function
         self._number = number
         self._token_ids = token_ids
-        given = without_idle_property_names(function.parameters)
+        given = without_idle_keywords(function.parameters)
         self._schema = _NOTHING if given is None else {"type": "object", **given}
         self._properties, self._required = properties_of(self._schema)
 
