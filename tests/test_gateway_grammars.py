@@ -12,10 +12,12 @@ from written_calls import written
 from engine.request_limits import MAX_CHOICES
 from ipc.gateway.endpoints.answering import Answering
 from ipc.gateway.output import tool_grammar
+from ipc.gateway.output.call_format import ToolFormat
 from ipc.gateway.output.dialect import Dialect
+from ipc.gateway.output.json_formats import HARMONY, HERMES
 from ipc.gateway.output.output_parser import whole_output
 from ipc.gateway.output.reasoning import REASONING_FORMATS
-from ipc.gateway.output.tool_formats import GEMMA4, HARMONY, HERMES, PYTHONIC, QWEN3_CODER, TOOL_FORMATS, ToolFormat
+from ipc.gateway.output.tool_formats import GEMMA4, PYTHONIC, QWEN3_CODER, TOOL_FORMATS
 from ipc.openai.chat_tools import Function, ToolUse
 from ipc.openai.question import BodyError
 

@@ -8,18 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipc.commands import gateway_command
+from ipc.gateway.output.call_format import ToolFormat
+from ipc.gateway.output.json_formats import HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS
 from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, Reasoning, joined
 from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningParser, reasoning_format_of
 from ipc.gateway.output.tool_call_parser import ToolCallParser
-from ipc.gateway.output.tool_formats import (
-    HERMES,
-    LLAMA3_JSON,
-    MISTRAL,
-    MISTRAL_ARGS,
-    TOOL_FORMATS,
-    ToolFormat,
-    tool_format_of,
-)
+from ipc.gateway.output.tool_formats import TOOL_FORMATS, tool_format_of
 
 NAMES = dict.fromkeys(("add", "get_weather"))
 ROWS = {"hermes": HERMES, "llama3": LLAMA3_JSON, "mistral": MISTRAL}

@@ -17,11 +17,11 @@ from tokenizer_files import TOOL_TEMPLATE
 
 from driver.errors import Overloaded
 from driver.request import ActiveRequest, Logprob, ReturnSample, Usage
+from ipc.gateway.output.json_formats import HERMES
 from ipc.gateway.output.output_events import Content
 from ipc.gateway.output.output_parser import OutputParser
 from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningParser
 from ipc.gateway.output.tool_call_parser import ToolCallParser
-from ipc.gateway.output.tool_formats import HERMES
 from ipc.gateway.responses_api.content_tokens import ContentTokens
 
 TOOLS: Any = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}]

@@ -8,11 +8,12 @@ import pytest
 from ipc.gateway.output import argument_readers, markers, tool_call_parser
 from ipc.gateway.output.argument_readers import Braces
 from ipc.gateway.output.harmony import HarmonyParser
+from ipc.gateway.output.json_formats import HERMES, LLAMA3_JSON, MISTRAL
 from ipc.gateway.output.markers import MAX_SPACE
 from ipc.gateway.output.output_parser import OutputParser, whole_output
 from ipc.gateway.output.reasoning import REASONING_FORMATS, THINK, ReasoningParser
 from ipc.gateway.output.tool_call_parser import ToolCallParser
-from ipc.gateway.output.tool_formats import GLM45, HERMES, LLAMA3_JSON, MISTRAL, OLMO3, PYTHONIC, QWEN3_CODER
+from ipc.gateway.output.tool_formats import GLM45, OLMO3, PYTHONIC, QWEN3_CODER
 
 FUNCTIONS = {"f": {"properties": {"a": {"type": "array"}}}}
 SPACE = " \n" * 4000

@@ -12,15 +12,17 @@ from test_gateway_output import cut, told
 from written_calls import written
 
 from ipc.async_client import AsyncClient
+from ipc.gateway.output.call_format import ToolFormat
 from ipc.gateway.output.call_literals import GEMMA_QUOTE, gemma_calls, python_calls
 from ipc.gateway.output.dialect import Dialect
 from ipc.gateway.output.harmony import HarmonyParser
+from ipc.gateway.output.json_formats import HARMONY
 from ipc.gateway.output.output_events import joined
 from ipc.gateway.output.output_parser import whole_output
 from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningParser, reasoning_format_of
 from ipc.gateway.output.schema_types import listed_values, object_parts, parameter_kinds
 from ipc.gateway.output.tool_call_parser import ToolCallParser
-from ipc.gateway.output.tool_formats import GEMMA4, HARMONY, TOOL_FORMATS, ToolFormat, tool_format_of
+from ipc.gateway.output.tool_formats import GEMMA4, TOOL_FORMATS, tool_format_of
 
 ROWS = {f"{name}-{place}": row for name, rows in TOOL_FORMATS.items() for place, row in enumerate(rows)}
 del ROWS["openai-0"]

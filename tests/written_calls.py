@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from ipc.gateway.output.tool_formats import GEMMA4, ToolFormat
+from ipc.gateway.output.call_format import ToolFormat
+from ipc.gateway.output.tool_formats import GEMMA4
 
 
 def written(row: ToolFormat, *calls: tuple[str, dict[str, Any]]) -> str:

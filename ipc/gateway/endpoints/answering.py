@@ -12,13 +12,14 @@ from msgspec import UNSET
 from engine.request_limits import MAX_GRAMMAR_BYTES
 from engine.structured_outputs import StructuredOutputsParams
 from ipc.async_client import AsyncClient
+from ipc.gateway.output.call_format import ToolFormat
 from ipc.gateway.output.dialect import Dialect
 from ipc.gateway.output.harmony import HarmonyParser
 from ipc.gateway.output.lark import ANYTHING, SPACE, form_of, letters_of, literal, one_of, text_rule
 from ipc.gateway.output.output_parser import AnswerParser, OutputParser, whole_output
 from ipc.gateway.output.reasoning import ReasoningFormat, ReasoningParser
 from ipc.gateway.output.tool_call_parser import ToolCallParser
-from ipc.gateway.output.tool_formats import TOOL_FORMATS, ToolFormat
+from ipc.gateway.output.tool_formats import TOOL_FORMATS
 from ipc.gateway.output.tool_grammar import call_rules
 from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 from ipc.openai.answer_bodies import AssistantMessage

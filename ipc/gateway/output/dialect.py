@@ -8,8 +8,10 @@ import msgspec
 from driver.text.template_words import template_names
 from ipc.async_client import AsyncClient
 from ipc.errors import RequestFailed
+from ipc.gateway.output.call_format import ToolFormat
+from ipc.gateway.output.json_formats import HARMONY
 from ipc.gateway.output.reasoning import HARMONY_REASONING, REASONING_FORMATS, ReasoningFormat, reasoning_format_of
-from ipc.gateway.output.tool_formats import HARMONY, ToolFormat, tool_format_of
+from ipc.gateway.output.tool_formats import tool_format_of
 
 TAIL = 16
 """Tokens at the end of a prompt that show whether the model continues in reasoning."""

@@ -7,10 +7,10 @@ import msgspec
 import regex
 
 from ipc.gateway.output.argument_readers import ArgumentsReader, Braces, EndMark, JsonArguments, TaggedArguments
+from ipc.gateway.output.call_format import ToolFormat
 from ipc.gateway.output.call_literals import Call
 from ipc.gateway.output.markers import before, behind_space, without_space
 from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, joined
-from ipc.gateway.output.tool_formats import ToolFormat
 
 _FIRST_KEY = regex.compile(
     r'\s*(?:\[\s*)?\{\s*"(?:type|id|tool_call_id|name|tool_name|arguments|parameters|function)"\s*:'

@@ -7,10 +7,11 @@ from typing import Any
 from driver.grammars.notation import any_of
 from driver.text.json_schema import with_references, without_idle_keywords
 from ipc.gateway.output.argument_readers import Tags
+from ipc.gateway.output.call_format import ToolFormat
 from ipc.gateway.output.call_literals import GEMMA_QUOTE, NAME, json_of_text
 from ipc.gateway.output.lark import SPACED, json_of, literal, one_of, text_rule
 from ipc.gateway.output.schema_types import kind_of, listed_values, object_parts, parameter_kinds, properties_of
-from ipc.gateway.output.tool_formats import GEMMA4, ToolFormat
+from ipc.gateway.output.tool_formats import GEMMA4
 from ipc.openai.chat_tools import Function
 from ipc.openai.question import BodyError
 
