@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -88,12 +89,27 @@ def find(source: Path) -> Path | None:
     for directory in (SHIPPED, _compiled_here()):
         for library in _fitting(directory, stem):
             try:
+                _check_whole(library)
                 ctypes.CDLL(str(library))
             except OSError as error:  # a wheel's may need a newer libc
                 logger.warning("%s", error)
             else:
                 return library
     return None
+
+
+def _check_whole(library: Path) -> None:
+    """Raises OSError for a library that was cut off: to load it would end the process, by SIGBUS.
+
+    In ELF of 64 bits a linker writes the table of sections last, and the header says where.
+    """
+    with library.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or not header.startswith(b"\x7fELF"):
+        return  # the loader says so
+    (offset,), (size, count) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<2H", header, 58)
+    if library.stat().st_size < offset + size * count:
+        raise OSError(f"{library} was cut off")
 
 
 def compiler() -> str:
@@ -116,7 +132,7 @@ def compile_library(source: Path, level: str, directory: Path) -> Path:
         _forget_unfinished(directory)
         own = TemporaryDirectory(dir=directory, prefix=UNFINISHED)
     except OSError as error:
-        raise KernelsUnavailable(f"{directory} cannot be written ({error.strerror}): set XDG_CACHE_HOME") from error
+        raise _unwritable(directory, error) from error
     with own:
         unfinished = Path(own.name, library.name)
         command = [by, *flags, str(source), "-o", str(unfinished)]
@@ -126,8 +142,17 @@ def compile_library(source: Path, level: str, directory: Path) -> Path:
             _running.remove(running)
         if running.returncode:
             raise KernelsUnavailable(f"{by} cannot compile {source.name}: {errors.strip()[:500]}")
-        unfinished.rename(library)  # atomic: no process loads half of it
+        try:
+            with unfinished.open("rb") as file:
+                os.fsync(file.fileno())  # its name is not on the disk before it is
+            unfinished.rename(library)  # atomic: no process loads half of it
+        except OSError as error:
+            raise _unwritable(directory, error) from error
     return library
+
+
+def _unwritable(directory: Path, error: OSError) -> KernelsUnavailable:
+    return KernelsUnavailable(f"{directory} cannot be written ({error.strerror}): set XDG_CACHE_HOME")
 
 
 def stop_compilers() -> None:

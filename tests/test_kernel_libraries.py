@@ -148,6 +148,18 @@ def test_a_library_that_this_system_cannot_load_is_passed_over(
     assert str(library) in caplog.text
 
 
+def test_a_library_that_was_cut_off_is_compiled_again(with_compiler: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As where the power failed, or a copy was broken off: to load it would end the process."""
+    library = compile_library(with_compiler, instruction_set.level(), cpu_kernels.cache_home() / "kernels")
+    whole = library.stat().st_size
+    os.truncate(library, whole - 1)
+
+    assert cpu_kernels._load(with_compiler).answer() == 42
+
+    assert caplog.messages == [f"{library} was cut off"]
+    assert find(with_compiler) == library and library.stat().st_size == whole
+
+
 def test_a_library_that_was_compiled_here_needs_no_compiler_any_more(
     with_compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
