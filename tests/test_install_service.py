@@ -33,7 +33,7 @@ SHIPPED_GATEWAY = SHIPPED.with_name("odriver-gateway.service")
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An ``odriver`` in an environment whose path is as awkward as it may be."""
-    scripts = tmp_path / "an env, 100%"
+    scripts = tmp_path / "an env, 100% $HOME"
     scripts.mkdir()
     command = scripts / "odriver"
     command.write_text("#!/bin/sh\n")
@@ -436,6 +436,19 @@ def test_an_environment_without_the_command_is_an_error(tmp_path: Path, monkeypa
     monkeypatch.setattr(install_service.sysconfig, "get_path", lambda name: str(tmp_path))
 
     with pytest.raises(InstallFailed, match="with pip"):
+        install({}, show=True)
+
+
+@pytest.mark.parametrize("name", ["it's", 'a "b"', "a\\b", "a\tb"])
+def test_an_environment_whose_path_systemd_refuses_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Of such a unit systemd says "Executable name contains special characters", however it is quoted."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "odriver").touch()
+    monkeypatch.setattr(install_service.sysconfig, "get_path", lambda _: str(tmp_path / name))
+
+    with pytest.raises(InstallFailed, match="systemd runs no program whose path"):
         install({}, show=True)
 
 

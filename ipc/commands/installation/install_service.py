@@ -21,6 +21,7 @@ from ipc.commands.installation.systemd_units import (
     UNIT,
     USER,
     USERS,
+    refused,
     render_daemon,
     render_gateway,
 )
@@ -156,6 +157,8 @@ def _command() -> Path:
     command = Path(sysconfig.get_path("scripts"), "odriver")
     if not command.exists():
         raise InstallFailed(f"there is no {command}: install oDriver into this environment with pip")
+    if refused(command):
+        raise InstallFailed(f"systemd runs no program whose path has quotes, backslashes or the like: move {command}")
     return command
 
 

@@ -1,5 +1,6 @@
 """The systemd units of daemon and gateway; their templates are in ``units/``."""
 
+import re
 from pathlib import Path
 
 CONFIG = Path("/etc/odriver/config.toml")
@@ -59,6 +60,7 @@ _TOKEN = """\
 LoadCredential=odriver.hf-token
 """
 
+_REFUSED = re.compile(r"""[\x00-\x1f\x7f'"\\\ud800-\udfff]""")
 _HOMES = tuple(map(Path, ("/home", "/root", "/run/user")))
 
 
@@ -102,7 +104,12 @@ def _render(
     )
 
 
+def refused(command: Path) -> bool:
+    """Whether systemd runs no program at this path, however it is written."""
+    return _REFUSED.search(str(command)) is not None
+
+
 def _quoted(path: Path) -> str:
-    """Quoted for systemd's command lines, where ``%`` and ``$`` are special."""
-    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    return f'"{escaped}"' if any(character in escaped for character in " '\"\\") else escaped
+    """Quoted for systemd's command lines, where ``%`` is special. ``$`` is not, in a program's path."""
+    escaped = str(path).replace("%", "%%")
+    return f'"{escaped}"' if " " in escaped else escaped
