@@ -1,10 +1,13 @@
 """The first thing that ``odriver`` does, while nothing is imported yet that takes its time."""
 
+import os
 import signal
 import sys
 
 SERVERS = ("serve", "gateway")
 """Commands to which SIGHUP says that there is something to read again."""
+NO_HOME = "/nonexistent"
+"""HOME of a user that has none, as Debian has it: what would be kept there is not, with a reason."""
 
 
 def main() -> int:
@@ -15,6 +18,8 @@ def main() -> int:
     """
     if sys.argv[1:2] and sys.argv[1] in SERVERS and not sys.stderr.isatty():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if os.path.expanduser("~") == "~":  # libraries would make a directory of that name
+        os.environ["HOME"] = NO_HOME
     try:
         from ipc.commands import cli
 

@@ -4,6 +4,7 @@ import getpass
 import importlib.metadata
 import json
 import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from fake_driver import PATIENCE, FakeDriver, build_server, serving
 from caching import cpu_kernels
 from engine.models.weights.sources.safetensors_header import DTYPES
 from engine.models.weights.sources.tensor_source import TensorInfo
+from ipc import main
 from ipc.commands import cli
 from ipc.commands.diagnosis import address_checks, doctor, model_checks
 from ipc.commands.diagnosis.findings import Finding
@@ -256,6 +258,23 @@ def test_the_exit_code_says_whether_a_start_would_fail(
         assert words in printed
     assert cli.main(["doctor", "--page-size", "0"]) == 1
     assert "page_size must be" in capsys.readouterr().out
+
+
+def test_a_user_without_a_home_has_a_cache_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one of a container, that is a number alone: it is no reason not to start, and what to set is said."""
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
+    monkeypatch.setattr(main, "NO_HOME", "/proc/none")  # where root cannot write either
+    monkeypatch.setattr(sys, "argv", ["odriver", "doctor", "--json"])
+
+    main.main()
+
+    cache = next(row for row in json.loads(capsys.readouterr().out) if row["check"] == "cache")
+    assert cache["found"].startswith("cannot write in /proc/none/.cache/odriver")
+    assert "XDG_CACHE_HOME" in cache["advice"]
 
 
 def test_a_model_that_a_start_would_refuse_is_not_called_good(
