@@ -45,10 +45,9 @@ class BuildKernels(Command):
         self.set_undefined_options("build", ("build_lib", "build_lib"))
 
     def run(self) -> None:
-        """Those of an earlier build go."""
+        """Nothing, for an editable installation."""
         assert self.build_lib is not None
         directory = Path(self.build_lib) / cpu_kernels.SHIPPED.resolve().relative_to(ROOT)
-        shutil.rmtree(directory, ignore_errors=True)
         if self.editable_mode:
             return
         if without := obstacle():
@@ -64,7 +63,17 @@ class BuildKernels(Command):
                 job.result()
 
 
+class Build(build):
+    """Of what the clone has now: setuptools keeps what an earlier build had, and would pack that too."""
+
+    def run(self) -> None:
+        """Begins with an empty directory, unless the clone is in it."""
+        if not ROOT.is_relative_to(Path(self.build_lib).resolve()):
+            shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
 build.sub_commands.append(("build_kernels", None))
 # Nothing depends on the version of Python: the wheel is for all of them, on this platform.
 platform = {} if obstacle() else {"bdist_wheel": {"plat_name": sysconfig.get_platform()}}
-setup(cmdclass={"build_kernels": BuildKernels}, options=platform)
+setup(cmdclass={"build": Build, "build_kernels": BuildKernels}, options=platform)

@@ -219,21 +219,23 @@ def build(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def build_kernels(clone: Path, compiler: str) -> subprocess.CompletedProcess[str]:
-    """``python setup.py build_kernels``, as a build of a wheel does it."""
-    command = [sys.executable, "setup.py", "build_kernels", "--build-lib", "out"]
+def build_all(clone: Path, compiler: str) -> subprocess.CompletedProcess[str]:
+    """``python setup.py build``, as a build of a wheel does it."""
+    command = [sys.executable, "setup.py", "build", "--build-lib", "out"]
     environment = {"PATH": "/usr/bin:/bin", "CXX": compiler}
     return subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, check=True)
 
 
 def test_a_wheel_has_the_libraries_that_a_start_looks_for(build: Path) -> None:
-    """One of each source for each level of this architecture, and none of an earlier build."""
-    compiled = build / "out" / "caching" / "cpu" / "compiled"
+    """One of each source for each level of this architecture, and nothing of an earlier build."""
+    compiled, removed = build / "out" / "caching" / "cpu" / "compiled", build / "out" / "caching" / "removed.py"
     compiled.mkdir(parents=True)
     (compiled / "attention-avx2-0-ffi0.1.so").touch()
+    removed.touch()
 
-    build_kernels(build, str(build / "c++"))
+    build_all(build, str(build / "c++"))
 
+    assert not removed.exists() and (build / "out" / "caching" / "cpu_kernels.py").exists()
     version = ".".join(map(str, cpu_kernels.ffi_version()))
     levels = instruction_set.of_architecture()
     assert sorted(path.name for path in compiled.iterdir()) == sorted(
@@ -248,10 +250,10 @@ def test_a_wheel_has_the_libraries_that_a_start_looks_for(build: Path) -> None:
 @pytest.mark.thorough
 def test_a_wheel_that_is_built_without_a_compiler_has_none_and_the_build_says_so(build: Path) -> None:
     """It is for any machine then; that is no fault."""
-    done = build_kernels(build, "no-such-compiler")
+    done = build_all(build, "no-such-compiler")
 
     assert "no C++ compiler no-such-compiler" in done.stdout + done.stderr
-    assert not (build / "out").exists()
+    assert not (build / "out" / "caching" / "cpu" / "compiled").exists()
 
 
 def test_where_nothing_can_be_written_the_remedy_is_said(tmp_path):
