@@ -243,3 +243,25 @@ def test_drafts_of_a_row_fill_as_many_pages_as_they_need(page_size):
         scheduler.check_integrity()
 
     assert samples == [1, 13, 13, 13, 13, 7]
+
+
+def test_a_prompt_does_not_wait_for_rows_whose_drafts_are_all_right():
+    """Drafts that could fill each step leave a prompt that has begun half of it, and have the rest again behind it."""
+    memory = SequenceMemory(HBMPageManager(1000), CacheGroups(16, (None,), 64))
+    scheduler = InferenceScheduler(memory, max_num_seqs=64, max_num_batched_tokens=64, speculation=Speculation(8))
+    for number in range(8):
+        scheduler.add(Sequence(str(number), [number] * 8, SamplingParams(temperature=0), frozenset(), 1000, 0))
+
+    def step():
+        plan = scheduler.plan()
+        result = StepResult([[5] * count for count in plan.samples], drafts=[8 * (count > 0) for count in plan.samples])
+        scheduler.update(plan, result)
+        return plan
+
+    assert sum(step().num_tokens for _ in range(3)) > 64 + 8
+    scheduler.add(Sequence("prompt", [9] * 600, SamplingParams(temperature=0), frozenset(), 1, 0))
+    plans = [step() for _ in range(26)]
+
+    assert scheduler.num_running == 8
+    assert min(sum(plan.samples) for plan in plans) > 8
+    assert sum(plans[-1].samples) > 50

@@ -124,6 +124,11 @@ class RunningSequences:
             del self._prefilling[sequence]
         return [s for s in self._prefilling if not s.num_loading]
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens that those of ``prefilling`` have left to compute."""
+        return sum(sequence.num_prefill_tokens - sequence.num_computed_tokens for sequence in self.prefilling())
+
     def will_end(self) -> list[Sequence]:
         """Those whose last token by length is in flight, or in the step being planned; not where
         nobody knows when it is sampled."""

@@ -56,7 +56,12 @@ class DecodeRows:
 
     def _room_for_drafts(self, num_decodes: int) -> int:
         """Tokens that may be sampled beside those of the rows that the step is likely to have: of running sequences, and
-        of one more that starts than have in the last plan. More of them are computed in the next step."""
+        of one more that starts than have in the last plan. More of them are computed in the next step.
+
+        Prompts that have begun have half of what the step leaves, if they need so much: else they would wait for as long
+        as texts go on whose drafts are right.
+        """
         starting = min(len(self._waiting), self._admission.num_started + 1)
         rows = min(self._max_num_seqs, len(self._running) + starting)
-        return min(self._most_samples - rows, self._budget - num_decodes)
+        left = self._budget - num_decodes
+        return min(self._most_samples - rows, max(left // 2, left - self._running.num_prompt_tokens))

@@ -73,8 +73,7 @@ class PromptRows:
             return self._prompt_room.beside(decoding, plan.num_passes)
         if decoding:
             return self._budget
-        left = sum(sequence.num_prefill_tokens - sequence.num_computed_tokens for sequence in begun)
-        return self._prompt_room.alone(self._waiting.num_tokens + left)
+        return self._prompt_room.alone(self._waiting.num_tokens + self._running.num_prompt_tokens)
 
     def _chunks(self, plan: NextIterationPlan, room: int | None) -> PromptChunks:
         half = (self._budget if room is None else room) // 2
