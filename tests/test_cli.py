@@ -271,6 +271,11 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str], capsys: pytest.
             "invalid choice: 'awq' (choose from int8, w8a8, int4, none); a checkpoint that is in awq says so itself: "
             "leave this out",
         ),
+        (
+            ["serve", "--dtype", "half"],
+            "(choose from auto, bfloat16, float32); a checkpoint that is in float16 is widened or rounded as it is "
+            "loaded: leave this out",
+        ),
         (["serve", "--max-model-len", "32k"], "argument --max-model-len: must be a whole number, not '32k'"),
         (["serve", "--hbm-utilization", "90%"], "argument --hbm-utilization: must be a number, not '90%'"),
         (["status", "--model", "a/b"], "--model of vLLM is --connect ADDR here: a daemon is chosen by its address"),

@@ -104,11 +104,15 @@ OF_CLIENTS = VLLMFlag("--model", "--connect ADDR", "a daemon is chosen by its ad
 QUANTISED = ("awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "compressed-tensors", "mxfp4", "fbgemm_fp8")
 """Forms of checkpoints that vLLM's ``--quantization`` names, and that are found in config.json here."""
 
+HALF = ("half", "float16")
+
 
 def vllm_value_hint(flags: Container[str], value: object) -> str:
     """What to say of a value of vLLM's to one of these flags; "" if nothing."""
     if "--quantization" in flags and value in QUANTISED:
         return f"; a checkpoint that is in {value} says so itself: leave this out"
+    if "--dtype" in flags and value in HALF:
+        return "; a checkpoint that is in float16 is widened or rounded as it is loaded: leave this out"
     return ""
 
 
