@@ -83,6 +83,19 @@ def test_callers_are_held_apart(http: httpx.Client, driver: FakeDriver) -> None:
     assert one.params == same.params and len({one.params["cache_salt"] for one in (one, other, bob)}) == 3
 
 
+def test_a_salt_is_nothing_that_others_could_ask_for(address: str, driver: FakeDriver, api_keys: Path) -> None:
+    """Who knows a caller's name, and may choose any salt at the daemon, finds none of its pages."""
+    callers = Callers(api_keys)
+    with gateway(address, callers=callers) as http:
+        for api_key in (BOB, f"{BOB}-2"):
+            api_keys.write_text(FILE.replace(BOB, api_key))
+            callers.reload()
+            assert http.post(TEXT, json={"prompt": "x"}, headers=bearer(api_key)).status_code == 200
+
+    one, other = (request.params["cache_salt"] for request in driver.submitted)
+    assert one != other
+
+
 def test_a_caller_has_the_name_that_its_key_has_at_the_daemon(tmp_path: Path, address: str, api_keys: Path) -> None:
     """Its own if there is one, else the gateway's; a key that the daemon does not know is an error of that caller."""
     for name in ("alice", "gate"):

@@ -99,13 +99,15 @@ class CallerClient(AsyncClient):
     """A client for a caller of the file.
 
     Without a key of the caller's own, by which the daemon would tell it from others, its prompts
-    have a salt: their pages are not shared.
+    have a salt: their pages are not shared. It follows from the API key, as the salts of others at
+    the same daemon are their own to choose, and none may be able to choose this one.
     """
 
     def __init__(self, address: str, caller: Caller, **options: Any) -> None:
         super().__init__(address, **options)
         self._caller = weakref.ref(caller)  # which is kept for the caller's sake
         self._name = caller.name
+        self._secret = b"" if caller.limits is None else caller.limits.api_key.encode()
 
     def _stream(self, **question: Any) -> AsyncStream:
         params, caller = question.pop("params"), self._caller()
@@ -115,7 +117,7 @@ class CallerClient(AsyncClient):
             raise BodyError(why, "priority", status=403, code="forbidden")
         if limits is None or limits.key is None:
             given = str(params.get("cache_salt", "")).encode()
-            params = {**params, "cache_salt": hmac.new(self._name.encode(), given, hashlib.sha256).hexdigest()}
+            params = {**params, "cache_salt": hmac.new(self._secret, given, hashlib.sha256).hexdigest()}
         return super()._stream(params=params, **question)
 
 
