@@ -355,6 +355,10 @@ def test_files_that_are_missing_cut_off_or_no_such_files_are_refused(read, slots
     weights.write_bytes(b"\xff" * 64)
     with pytest.raises(AdapterError, match="is no safetensors file"):
         reader.read(place)
+    nested = b'{"__metadata__": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    weights.write_bytes(len(nested).to_bytes(8, "little") + nested)
+    with pytest.raises(AdapterError, match="nested too deeply"):
+        reader.read(place)
     weights.unlink()
     (tmp_path / "adapter_model.bin").write_bytes(b"")
     with pytest.raises(AdapterError, match="pickle"):

@@ -43,10 +43,13 @@ def header_size(first: bytes) -> int:
 
 def entries(header: bytes) -> dict[str, Entry]:
     """The tensors of a file by name. Raises msgspec.DecodeError, and ValueError for one with more or fewer bytes than
-    its shape has."""
-    raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-    raw.pop("__metadata__", None)
-    found = {name: msgspec.json.decode(entry, type=Entry) for name, entry in raw.items()}
+    its shape has and for a header that is nested too deeply."""
+    try:
+        raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        raw.pop("__metadata__", None)
+        found = {name: msgspec.json.decode(entry, type=Entry) for name, entry in raw.items()}
+    except RecursionError as error:
+        raise ValueError("its header is nested too deeply") from error
     for name, entry in found.items():
         begin, end = entry.data_offsets
         dtype = DTYPES.get(entry.dtype)  # others are refused where the tensor is asked for
