@@ -17,6 +17,7 @@ from ipc.gateway.access.connection_limit import ConnectionLimit
 from ipc.gateway.access.memory_limit import Full, Memory
 from ipc.gateway.access.pace import BODY_RATE, BODY_TIMEOUT, SEND_BYTES, SEND_PERIODS, BodyPace, SendPace
 from ipc.gateway.access.peer_addresses import TrustedProxies, peer_of
+from ipc.gateway.http_protocol import MAX_AHEAD
 
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: h2c\r\n"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -330,6 +331,32 @@ def test_an_offer_of_another_protocol_is_found_wherever_it_is(http: httpx.Client
         with connect(http, requests[:cut]) as connection:
             connection.sendall(requests[cut:])
             assert rest_of(connection).count(b"HTTP/1.1 200 ") == 8
+
+
+def test_few_requests_wait_for_their_turn_on_a_connection(http: httpx.Client) -> None:
+    """Some may be sent before the first is answered; one that floods its own connection with them loses it."""
+    get = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
+    last = get + b"Connection: close\r\n\r\n"
+
+    assert rest_of(connect(http, MAX_AHEAD * (get + b"\r\n") + last)).count(b"HTTP/1.1 200 ") == MAX_AHEAD + 1
+    assert rest_of(connect(http, 1000 * (get + b"\r\n") + last)).count(b"HTTP/1.1 200 ") <= MAX_AHEAD + 1
+
+
+def test_who_hangs_up_on_several_requests_is_not_answered(
+    http: httpx.Client, driver: FakeDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one that is being answered ends, and is no failure of ours."""
+    stream = post(b'{"prompt": "hold", "stream": true}')
+    with connect(http, 3 * stream) as asked:
+        request = driver.take()
+        driver.say(request, "word", [4])
+        asked.recv(10_000)
+        asked.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
+
+    while driver.aborted.empty():
+        driver.say(request, "word", [4])
+    assert driver.aborted.get() == request.request_id
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_what_follows_connect_is_a_request(http: httpx.Client) -> None:

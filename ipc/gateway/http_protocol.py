@@ -5,7 +5,8 @@ from http import HTTPStatus
 from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ipc.gateway.access import pace
 from ipc.gateway.access.connection_limit import ConnectionLimit
@@ -16,6 +17,8 @@ from ipc.openai.translation import error_answer
 
 MAX_HEAD_BYTES = 1 << 16
 """The limit of the first line and the headers together."""
+MAX_AHEAD = 8
+"""Requests that one connection may have waiting behind the one that is answered (pipelining)."""
 HEAD_TIMEOUT = 30.0
 """Seconds for a head to arrive, from the connection's beginning or the first byte."""
 
@@ -44,6 +47,8 @@ class Protocol(HttpToolsProtocol):
         self._head_ended = False
         """Whether the request has ended, or more than a request came, with the last data."""
         self._why_bad = ""
+        self._answered: RequestResponseCycle | None = None
+        """The request that is answered, which ``cycle`` is not where others have come behind it."""
         self._body: BodyPace | None = None
         """The pace of a body that is not complete."""
         self._arrival: asyncio.TimerHandle | None = None
@@ -100,6 +105,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Called by httptools; raises BadHead."""
+        if len(self.pipeline) >= MAX_AHEAD:
+            self._spoil(f"{MAX_AHEAD} requests may wait for their turn on one connection")
         if not self._has_host and self.parser.get_http_version() != "1.0":
             self._spoil("there must be a Host header")
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
@@ -158,7 +165,15 @@ class Protocol(HttpToolsProtocol):
         self._limit.remove(self)
         self._wait_no_more()
         self._watch_departure_no_more()
+        if self._answered is not None and self._answered is not self.cycle:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Called by uvicorn."""
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _parse(self, data: bytes) -> None:
         """Parse all of it, as if nobody asked for another protocol.
