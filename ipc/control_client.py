@@ -263,6 +263,8 @@ class ControlClient:
 
     def _send(self, command: AskedMessage) -> None:
         check_process(self._process)
+        if self._context.closed:
+            raise ConnectionLost("this client is closed")
         self._session.send(request_frame(command))
 
     def _reply(self, request_id: str) -> Ok | StatusReply | MetricsReply | RequestsReply | AdaptersReply:

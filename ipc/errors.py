@@ -70,6 +70,10 @@ class RequestFailed(OdriverError):
         self.code = code
         self.message = message
 
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str, float | None]]:
+        # Pickle, which passes it between processes, would make it of what Exception has alone: the message.
+        return type(self), (self.code, self.message, self.retry_after_s)
+
 
 class BatchError(OdriverError):
     """The files of a batch are wrong; the message says where and what to do."""

@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -250,6 +251,16 @@ def test_a_refused_request_raises_its_code_and_message(client: Client, driver: F
 
     assert failure.value.code == "overloaded"
     assert client.complete("x").text == "x"
+
+
+def test_a_refusal_passes_between_processes() -> None:
+    """By pickle, as a pool of processes has it: with all that it says."""
+    copied = pickle.loads(pickle.dumps(RequestFailed("overloaded", "too many wait", 1.5)))
+
+    assert isinstance(copied, RequestFailed)
+    assert (copied.code, copied.message, copied.retry_after_s, str(copied)) == (
+        "overloaded", "too many wait", 1.5, "too many wait",
+    )  # fmt: skip
 
 
 def test_a_message_too_long_is_refused_before_it_is_sent(client: Client, driver: FakeDriver) -> None:

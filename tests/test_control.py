@@ -25,7 +25,7 @@ from engine.live.weight_source import SharedArray
 from ipc.client import Client
 from ipc.commands import cli
 from ipc.control_client import ControlClient
-from ipc.errors import AddressInUse, ConnectFailed, RequestFailed
+from ipc.errors import AddressInUse, ConnectFailed, ConnectionLost, RequestFailed
 from ipc.process.logs import OURS
 from ipc.server.held_answers import MAX_HELD, HeldAnswers
 from ipc.sockets import peers
@@ -288,6 +288,16 @@ def test_control_is_for_the_daemons_user_for_root_and_for_keys_made_for_it(tenan
     """Where keys are asked for, the key alone counts."""
     assert tenant.may_control is may
     assert tenant.may_look is (may or tenant.limits is None)
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_closed_client_says_so(control: ControlClient) -> None:
+    """As ``Client`` does, however often it is closed."""
+    control.close()
+    control.close()
+
+    with pytest.raises(ConnectionLost, match="this client is closed"):
+        control.status()
 
 
 def test_what_no_message_can_hold_is_refused_in_words(address: str) -> None:
