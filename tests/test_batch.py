@@ -189,6 +189,28 @@ def test_results_do_not_replace_the_requests(
     assert files.source.read_text() == '{"prompt": "x"}' and not driver.submitted
 
 
+def test_requests_may_come_through_a_pipe(files: Files, driver: FakeDriver) -> None:
+    """Which has them once: ``zcat in.jsonl.gz | odriver batch /dev/stdin out.jsonl``."""
+    lines = "".join(json.dumps({"prompt": name, "custom_id": name}) + "\n" for name in "abc")
+    command = [*ODRIVER, "batch", "/dev/stdin", *files.command[2:]]
+
+    done = subprocess.run(command, env=ENVIRONMENT, input=lines, capture_output=True, text=True, timeout=PATIENCE)
+
+    assert (done.returncode, files.results().keys(), len(driver.submitted)) == (0, set("abc"), 3)
+
+
+def test_results_go_to_files_alone(files: Files, driver: FakeDriver, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a device or a pipe is given cannot be read again."""
+    files.write({"prompt": "x"})
+    pipe = files.target.with_name("pipe")
+    os.mkfifo(pipe)
+
+    for target in ("/dev/full", "/dev/null", str(pipe)):
+        assert main([*files.command[:2], target, *files.command[3:]]) == 1
+        assert f"{target} is no file: results are read again" in capsys.readouterr().err
+    assert not driver.submitted
+
+
 def test_a_request_without_a_result_is_no_success(
     files: Files, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,8 @@ class BatchOutput:
         with self._writing():
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
+            if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                raise BatchError(f"{path} is no file: results are read again when a batch is continued")
             self._lock()
             self._read()
             _sync_directory(path.parent)

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,8 @@ def run(source: Path, target: Path, address: str, **options: Any) -> int:
     answer."""
     console = stderr_console()
     configure_logging(console)
-    names = {line.custom_id for line in read_lines(source)}
+    read = _reader(source)
+    names = {line.custom_id for line in read()}
     if _are_same(source, target):
         raise BatchError(f"{target} has the requests: choose another file for their results")
     with BatchOutput(target) as output:
@@ -47,12 +50,21 @@ def run(source: Path, target: Path, address: str, **options: Any) -> int:
         if strange is not None:
             raise BatchError(f"{target} has a result of {strange!r}, which {source} has not: choose another file")
         with _bar(console, len(names), len(output.results)) as advance:
-            missing = (line for line in read_lines(source) if line.custom_id not in output.results)
+            missing = (line for line in read() if line.custom_id not in output.results)
             asyncio.run(answer(missing, output, address, advance, **options))
     failed = sum(not succeeded for succeeded in output.results.values())
     told = f"{len(output.results):,} of {len(names):,} requests are in {target}, {failed:,} of them failed"
     console.print(one_line(told), soft_wrap=True, highlight=False, markup=False, emoji=False)
     return 1 if failed or len(output.results) < len(names) else 0
+
+
+def _reader(source: Path) -> Callable[[], Iterable[Line]]:
+    """Reads the requests from the beginning. Those that come through a pipe, which has them once, are
+    kept."""
+    if os.path.isfile(source):
+        return partial(read_lines, source)
+    lines = list(read_lines(source))
+    return lambda: lines
 
 
 def _are_same(source: Path, target: Path) -> bool:
