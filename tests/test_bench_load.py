@@ -151,13 +151,14 @@ def test_a_request_that_fails_fails_alone(address, driver):
     assert (bad.error, good.error) == ("too many requests wait already", None)
 
 
-def bench(address, *arguments):
+def bench(address, *arguments, stdout=subprocess.PIPE):
     """The command, run to its end."""
     command = [sys.executable, "-c", "import sys; from ipc.commands.cli import main; sys.exit(main())", "bench"]
     return subprocess.run(
         [*command, "--connect", address, *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=PATIENCE,
     )
@@ -228,6 +229,27 @@ def test_odriver_bench_leaves_no_file_without_figures(address, driver, tmp_path)
         assert bench(address, "--num-prompts", "1", "--result-filename", str(path)).returncode == 1
 
     assert not new.exists() and old.read_text() == "{}"
+
+
+@pytest.mark.usefixtures("driver")
+def test_odriver_bench_says_that_the_disk_is_full(address):
+    """Where there was room for the file, and is none for the figures; a device has no length."""
+    load = ("--num-prompts", "1", "--random-output-len", "1")
+    full, null = (bench(address, *load, "--result-filename", path) for path in ("/dev/full", "/dev/null"))
+
+    assert (full.returncode, null.returncode) == (1, 0)
+    assert full.stderr.endswith("odriver: the figures cannot be saved in /dev/full: No space left on device\n")
+
+
+@pytest.mark.usefixtures("driver")
+def test_odriver_bench_keeps_its_figures_where_nobody_reads_the_table(address, tmp_path):
+    """They are saved first."""
+    path = tmp_path / "figures.json"
+    load = ("--num-prompts", "1", "--random-output-len", "1", "--result-filename", str(path))
+    with open("/dev/full", "w") as full:
+        bench(address, *load, stdout=full)
+
+    assert json.loads(path.read_text())["completed"] == 1
 
 
 @pytest.mark.usefixtures("driver")

@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -39,21 +40,19 @@ def run(client: Client, load: Load, path: Path | None, *, save: bool) -> int:
     with _opened(path) if save else nullcontext() as file:
         figures, timelines = measure(client, load, stderr_console())
         result = described | figures
-        show(result, timelines, Console())
         if file is not None:
-            if file.seekable():
-                file.truncate(0)
-            file.write(json.dumps(result, indent=2) + "\n")
+            _save(result, file, path)
+    show(result, timelines, Console())
     return 1 if result["failed"] else 0
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
+def _opened(path: Path) -> Iterator[FileIO]:
     """The file, which keeps what it has until there is something to put in its place; a new one is
     gone again where nothing is."""
     is_new = not os.path.lexists(path)
     try:
-        file = path.open("a", encoding="utf-8")
+        file = FileIO(path, "a")
     except OSError as error:
         raise LoadError(f"the figures cannot be saved in {path}: {error.strerror}") from error
     with file:
@@ -63,6 +62,17 @@ def _opened(path: Path) -> Iterator[TextIO]:
             if is_new:
                 path.unlink(missing_ok=True)
             raise
+
+
+def _save(result: dict[str, Any], file: FileIO, path: Path) -> None:
+    text = json.dumps(result, indent=2).encode() + b"\n"
+    try:
+        if path.is_file():
+            file.truncate(0)
+        while text:
+            text = text[file.write(text) :]
+    except OSError as error:
+        raise LoadError(f"the figures cannot be saved in {path}: {error.strerror}") from error
 
 
 def measure(client: Client, load: Load, console: Console) -> tuple[dict[str, Any], list[Timeline]]:
