@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -345,6 +346,37 @@ def test_a_reader_that_has_enough_ends_the_completion(driver: FakeDriver, addres
         assert complete.stderr.read() == ""
     assert complete.returncode == 1
     assert driver.aborted.get(timeout=PATIENCE) == request.request_id
+
+
+BUFFERED = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONUNBUFFERED"}
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize("command", ["status --json", "status", "complete x", "complete x --json"])
+@pytest.mark.parametrize(
+    "environment", [BUFFERED, {**BUFFERED, "PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"]
+)
+def test_a_full_disk_is_an_error_in_plain_words(command: str, environment: dict[str, str], address: str) -> None:
+    """Whether the output is written at once or at the end."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*ODRIVER, *command.split(), "--connect", address],
+            env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE,
+        )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (1, "odriver: the output cannot be written: No space left on device\n")
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize("redirection", ["| :", ">&-", "2>&-"])
+def test_nobody_reads_what_is_said_at_the_end(redirection: str, address: str) -> None:
+    """No reader, or no stdout from the start: no traceback, and an exit code of its own."""
+    command = f"{{ {shlex.join(ODRIVER)} status --json --connect {address}; echo $? >&3; }} {redirection}"
+    done = subprocess.run(
+        ["bash", "-c", f"exec 3>&1; {command}"], env=BUFFERED, capture_output=True, text=True, timeout=PATIENCE
+    )
+
+    assert done.stderr == "" and done.stdout.endswith("1\n" if redirection == "| :" else "0\n")
 
 
 @pytest.mark.usefixtures("driver")

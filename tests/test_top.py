@@ -3,6 +3,7 @@
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 from test_driver import build_driver
 
@@ -85,6 +86,24 @@ def test_no_name_is_markup() -> None:
     )
 
     assert r"[bold]m\x1b[2J" in text and r"[red]c\n\x1b]0;x\x07" in text and "\x1b" not in text
+
+
+def test_looks_that_go_to_a_file_are_one_below_the_other() -> None:
+    """Where nothing can be drawn over: ``odriver top | tee FILE``."""
+    looks = iter([build_status(generated_tokens=count) for count in (1, 2, 3)])
+    console = Console(file=io.StringIO(), width=120)
+
+    def status() -> dict[str, Any]:
+        look = next(looks, None)
+        if look is None:
+            raise KeyboardInterrupt
+        return look
+
+    with pytest.raises(KeyboardInterrupt):
+        run(status, 0.001, once=False, console=console)
+
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "2 tokens, 0 preemptions" in text and "3 tokens, 0 preemptions" in text and "\x1b" not in text
 
 
 def test_once_prints_and_ends() -> None:

@@ -1,6 +1,7 @@
 """The ``odriver`` command."""
 
 import argparse
+import errno
 import functools
 import json
 import os
@@ -25,11 +26,37 @@ INTERRUPTED = 130
 """Exit codes beside 0 and EX_CONFIG. argparse uses 2."""
 OF_CONFIGURATION = (ConfigurationError, AddressError, KeyFileError)
 """Errors after which the same command would fail again, as for ``serve``."""
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of stdout in a file: there is no room, or the disk fails."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
+    _replace_closed_streams()
+    try:
+        try:
+            return _run(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            sys.stdout.flush()  # at exit the interpreter would tell of a failure in its own words
+    except BrokenPipeError:
+        pass  # the reader has enough
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        print(f"odriver: the output cannot be written: {error.strerror}", file=sys.stderr)
+    # What is left of the output would fail again at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return FAILED
+
+
+def _replace_closed_streams() -> None:
+    """Python has None for a stream that its starter closed, and the next file would have its number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+
+
+def _run(given: Sequence[str]) -> int:
     if not given:
         parser().print_help()
         return 0
@@ -42,10 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return os.EX_CONFIG if isinstance(error, OF_CONFIGURATION) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # Without this, the interpreter reports the broken pipe again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
 
 
 def parser() -> Parser:

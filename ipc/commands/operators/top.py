@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from rich.bar import Bar
@@ -20,18 +21,26 @@ MOST_CLIENTS, MOST_ADAPTERS = 10, 5
 
 
 def run(status: Callable[[], Status], interval: float, *, once: bool, console: Console) -> None:
-    """Show how the daemon is, every ``interval`` seconds until Ctrl-C, or once."""
+    """Show how the daemon is, every ``interval`` seconds until Ctrl-C, or once; into a pipe or a file one below the
+    other."""
     before, began = status(), time.monotonic()
     time.sleep(interval)
     now, at = status(), time.monotonic()
+    first = view(before, now, at - began)
+    is_drawn = console.is_terminal and not console.is_dumb_terminal  # elsewhere Live shows nothing before the end
+    if once or not is_drawn:
+        console.print(first)
     if once:
-        console.print(view(before, now, at - began))
         return
-    with Live(view(before, now, at - began), console=console, screen=True, auto_refresh=False) as live:
+    with Live(first, console=console, screen=True, auto_refresh=False) if is_drawn else nullcontext() as live:
         while True:
             time.sleep(interval)
             before, began, now, at = now, at, status(), time.monotonic()
-            live.update(view(before, now, at - began), refresh=True)
+            look = view(before, now, at - began)
+            if live is None:
+                console.print(Text(), look)
+            else:
+                live.update(look, refresh=True)
 
 
 def view(before: Status, now: Status, seconds: float) -> RenderableType:
