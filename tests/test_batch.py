@@ -189,6 +189,14 @@ def test_results_do_not_replace_the_requests(
     assert files.source.read_text() == '{"prompt": "x"}' and not driver.submitted
 
 
+def test_a_file_may_be_of_windows(files: Files, driver: FakeDriver) -> None:
+    """With a byte order mark, and lines that end as they do there."""
+    files.source.write_bytes(b'\xef\xbb\xbf{"prompt": "x"}\r\n\r\n{"prompt": "y", "custom_id": "y"}\r\n')
+
+    assert main(files.command) == 0
+    assert files.results().keys() == {"line-1", "y"} and len(driver.submitted) == 2
+
+
 def test_requests_may_come_through_a_pipe(files: Files, driver: FakeDriver) -> None:
     """Which has them once: ``zcat in.jsonl.gz | odriver batch /dev/stdin out.jsonl``."""
     lines = "".join(json.dumps({"prompt": name, "custom_id": name}) + "\n" for name in "abc")

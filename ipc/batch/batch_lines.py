@@ -7,6 +7,7 @@ A plain line has a ``prompt`` (text or token ids) or ``messages``, SamplingParam
 have a ``custom_id``; without one it is called by its number, ``line-2``.
 """
 
+import codecs
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -55,6 +56,8 @@ def read_lines(path: Path) -> Iterator[Line]:
     try:
         with path.open("rb") as lines:
             for number, text in enumerate(lines, start=1):
+                if number == 1:
+                    text = text.removeprefix(codecs.BOM_UTF8)  # as programs of Windows begin a file
                 if not text.strip():
                     continue
                 line = _line(text, f"{path}, line {number}", f"line-{number}")
