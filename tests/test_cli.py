@@ -506,6 +506,48 @@ def say(chat: "subprocess.Popen[str]", text: str) -> None:
     chat.stdin.flush()
 
 
+def read_until(leader: int, words: bytes) -> None:
+    """What the terminal shows, up to these words."""
+    shown = b""
+    while words not in shown:
+        shown += os.read(leader, 65536)
+
+
+def test_a_conversation_outlives_its_daemon(tmp_path: Path) -> None:
+    """On a terminal a lost reply is told, and the next daemon hears what was said before it."""
+    address, driver = f"ipc://{tmp_path}/o.sock", FakeDriver()
+    leader, follower = pty.openpty()
+    with ExitStack() as stack:
+        first = stack.enter_context(ExitStack())
+        first.enter_context(serving(address, FakeDriver()))
+        chat = stack.enter_context(
+            subprocess.Popen(
+                [*ODRIVER, "chat", "--connect", address],
+                env=ENVIRONMENT,
+                stdin=follower,
+                stdout=follower,
+                stderr=follower,
+            )
+        )
+        stack.callback(chat.kill)
+        read_until(leader, b"> ")
+        os.write(leader, b"hello\n")
+        read_until(leader, b"\nhello\r\n")
+        first.close()
+        os.write(leader, b"lost\n")
+        read_until(leader, b"no daemon answers")
+
+        with serving(address, driver):
+            os.write(leader, b"again\n/exit\n")
+            assert chat.wait(PATIENCE) == 0
+    os.close(leader)
+    os.close(follower)
+
+    messages = driver.submitted[0].messages
+    assert messages is not None
+    assert [message["content"] for message in messages] == ["hello", "hello", "again"]
+
+
 OBEYED = "a\x1b[31mX\x1b]0;pwned\x07\x9b2J\u202eb"
 """What a model may say, and a terminal would do."""
 

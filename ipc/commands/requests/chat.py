@@ -9,7 +9,7 @@ from typing import Any
 from ipc.client import Client
 from ipc.commands import which_daemon
 from ipc.commands.requests import sampling_flags, timings
-from ipc.errors import RequestFailed
+from ipc.errors import OdriverError, RequestFailed
 from ipc.wire.completion import Message
 from ipc.wire.escaping import one_line, write
 
@@ -38,7 +38,8 @@ def run(options: dict[str, Any]) -> int:
 
 
 class Conversation:
-    """What was said so far. Ctrl-C stops a reply and keeps its text; a refused one is forgotten."""
+    """What was said so far. Ctrl-C stops a reply and keeps its text; one that is refused or lost with its daemon is
+    forgotten, and the next message is sent to the daemon that is there by then."""
 
     def __init__(self, client: Client, system: str | None, params: dict[str, Any], *, timed: bool) -> None:
         self._client = client
@@ -100,7 +101,11 @@ class Conversation:
                     write(piece.text, end="")
         except KeyboardInterrupt:
             print(" [stopped]", end="")
-        except RequestFailed as error:
+        except OdriverError as error:
+            if not (self._interactive or isinstance(error, RequestFailed)):
+                raise  # nobody is there to wait for another daemon
+            if reply:
+                print()
             print(f"odriver: {one_line(str(error))}", file=sys.stderr)
             return False
         print()
