@@ -171,6 +171,26 @@ def test_a_form_that_cannot_be_asked_for_is_a_wrong_command_line(flags: list[str
     assert done.returncode == 2 and complaint in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "complaint"),
+    [
+        ("--logit-bias", "5", "must be a token id and a number, as in 5=-2.5, not '5'"),
+        ("--allowed-token-ids", "1,,2", "must be token ids, as in 5,7, not '1,,2'"),
+        ("--stop-token-ids", "x", "must be token ids, as in 5,7, not 'x'"),
+        ("--repetition-detection", "8,x", "must be one to three whole numbers, as in 8,2,3, not '8,x'"),
+        ("--repetition-detection", "1,2,3,4", "must be one to three whole numbers, as in 8,2,3, not '1,2,3,4'"),
+    ],
+)
+def test_a_value_of_several_parts_is_refused_with_its_form(
+    flag: str, value: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not with the name of a function of ours."""
+    with pytest.raises(SystemExit):
+        cli.main(["complete", "x", flag, value])
+
+    assert f"argument {flag}: {complaint}\n" in capsys.readouterr().err
+
+
 def test_a_refused_request_is_an_error_in_plain_words(driver: FakeDriver, address: str) -> None:
     """On stderr, with exit code 1 and no traceback."""
     driver.refusal = Overloaded("too many wait")

@@ -175,17 +175,29 @@ class _Update(argparse.Action):
 
 def _biased(text: str) -> dict[int, float]:
     token_id, _, bias = text.partition("=")
-    return {int(token_id): float(bias)}
+    try:
+        return {int(token_id): float(bias)}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a token id and a number, as in 5=-2.5, not {text!r}") from None
 
 
 def _token_ids(text: str) -> list[int]:
-    return [int(token_id) for token_id in text.split(",")]
+    return _integers(text, "must be token ids, as in 5,7")
 
 
 def _repetition(text: str) -> dict[str, int]:
-    numbers = [int(number) for number in text.split(",")]
-    names = RepetitionDetection.__struct_fields__
-    return dict(zip(names[: len(numbers)], numbers, strict=True))
+    names, must = RepetitionDetection.__struct_fields__, "must be one to three whole numbers, as in 8,2,3"
+    numbers = _integers(text, must)
+    if len(numbers) > len(names):
+        raise argparse.ArgumentTypeError(f"{must}, not {text!r}")
+    return dict(zip(names, numbers, strict=False))
+
+
+def _integers(text: str, must: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{must}, not {text!r}") from None
 
 
 def _text(path: str) -> str:
