@@ -246,6 +246,32 @@ def test_a_repository_without_safetensors_is_refused(hub: FakeHub, tmp_path: Pat
         fetch(model="acme/bare")
 
 
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        (
+            "lost.safetensors",
+            r"acme/tiny-qwen3: model\.safetensors\.index\.json names lost\.safetensors, which the rep",
+        ),
+        ("*.bin", r"index\.json names '\*\.bin': it may name safetensors files alone"),
+        ("", r"index\.json names '': it may name safetensors files alone"),
+    ],
+)
+def test_an_index_that_names_other_files_is_refused_before_its_weights_come(
+    hub: FakeHub, file: str, reason: str
+) -> None:
+    """Those that the repository has not, or that are no safetensors: it is no pattern of what to download."""
+    path = hub.repositories[NAME] / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["model.norm.weight"] = file
+    path.write_text(json.dumps(index))
+
+    with pytest.raises(ConfigurationError, match=reason):
+        fetch()
+
+    assert not any(name.endswith((".safetensors", ".bin")) for name in hub.names("GET"))
+
+
 def test_whoever_may_not_read_a_model_is_told_why(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """No such name, private, gated, a token that is wrong, a revision that is not there; the right token is taken."""
     hub.private.add(NAME)

@@ -14,7 +14,7 @@ from shutil import disk_usage
 from typing import Any
 
 from httpx2 import HTTPError
-from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download
+from huggingface_hub import DryRunFileInfo, HfApi, constants, errors, hf_hub_download, snapshot_download
 from huggingface_hub.utils.tqdm import disable_progress_bars
 from rich.filesize import decimal
 from tqdm import tqdm
@@ -52,11 +52,7 @@ def download_weights(repository: str, directory: Path, report: Report, check_ind
         wanted = [*weight_names(directory), SINGLE_FILE]
     commit = directory.name
     with _in_words(repository, commit):
-        files = snapshot_download(repository, revision=commit, allow_patterns=wanted, dry_run=True)
-        # The one that weight_names prefers, where it has both.
-        files = [file for file in files if file.filename == SINGLE_FILE] or files
-        if not files:
-            raise ConfigurationError(_without_weights(repository, HfApi().list_repo_files(repository, revision=commit)))
+        files = _weight_files(repository, commit, wanted)
         if check_index is not None and files[0].filename != SINGLE_FILE:
             check_index()
         missing = [file for file in files if file.will_download]
@@ -69,6 +65,23 @@ def download_weights(repository: str, directory: Path, report: Report, check_ind
         counter = _counter(total, report)
         for file in missing:
             _download(repository, file.filename, commit, counter)
+
+
+def _weight_files(repository: str, commit: str, wanted: list[str]) -> list[DryRunFileInfo]:
+    """What a snapshot is to have of these files. Raises ConfigurationError if the repository has not all that its index
+    names, or nothing at all."""
+    files = snapshot_download(repository, revision=commit, allow_patterns=wanted, dry_run=True)
+    named = {file.filename: file for file in files}
+    if SINGLE_FILE in named:  # the one that weight_names prefers, where it has both
+        return [named[SINGLE_FILE]]
+    if absent := [name for name in wanted if name not in (*named, SINGLE_FILE, ARRAYS)]:
+        raise ConfigurationError(
+            f"{repository}: {INDEX_FILE} names {absent[0]}, which the repository does not have: ask its authors for it, "
+            "or name another --revision"
+        )
+    if not files:
+        raise ConfigurationError(_without_weights(repository, HfApi().list_repo_files(repository, revision=commit)))
+    return files
 
 
 def _download(repository: str, name: str, commit: str, counter: type[Any]) -> None:

@@ -121,7 +121,7 @@ def weight_names(directory: Path) -> list[str]:
     """The files that have a model's tensors, by what a directory has of them.
 
     As in transformers an index beside ``model.safetensors`` is not read: it is of other files. Raises
-    ConfigurationError if an index names files that are not beside it.
+    ConfigurationError if an index names files that are not beside it, or no safetensors files.
     """
     if (directory / SINGLE_FILE).is_file() or not (directory / INDEX_FILE).is_file():
         return [SINGLE_FILE]
@@ -129,6 +129,8 @@ def weight_names(directory: Path) -> list[str]:
     for name in names:
         if Path(name).name != name:  # it leads elsewhere, perhaps to where nothing may be read
             raise ConfigurationError(f"{directory / INDEX_FILE} names {name}: it may name files beside it alone")
+        if not name.endswith(".safetensors"):
+            raise ConfigurationError(f"{directory / INDEX_FILE} names {name!r}: it may name safetensors files alone")
     return names
 
 
