@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, SIZES, VARIANTS
+from checkpoints import LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, SIZES, VARIANTS, build_checkpoint
 from transformers import CONFIG_MAPPING
 
 from caching.attention.spec import AttentionSpec
@@ -571,4 +571,19 @@ def test_a_directory_without_weights_is_refused(tmp_path: Path, files: tuple[str
         (directory / name).touch()
 
     with pytest.raises(ConfigurationError, match=message):
+        check_weights(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "files"), [("config.json", 1), ("model.safetensors", 1), ("model-00002-of-00002.", 2)]
+)
+def test_a_snapshot_without_the_cache_around_it_is_refused(tmp_path: Path, name: str, files: int) -> None:
+    """Its files are links to others beside it, which a copy or a mount of the snapshot alone leaves behind."""
+    directory = build_checkpoint(tmp_path / "snapshots" / "0123", files=files)
+    [path] = directory.glob(f"{name}*")
+    path.unlink()
+    path.symlink_to(Path("..", "..", "blobs", "4567"))
+
+    with pytest.raises(ConfigurationError, match=rf"/{name}.* is a link to \.\./\.\./blobs/4567, which is not there"):
+        read_model_config(directory)
         check_weights(directory)

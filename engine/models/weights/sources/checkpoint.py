@@ -111,6 +111,7 @@ def weight_files(directory: Path) -> list[Path]:
     paths = [directory / name for name in weight_names(directory)]
     for path in paths:
         if not path.is_file():
+            _check_link(path)
             if path.name == SINGLE_FILE:
                 raise ConfigurationError(_without_weights(directory))
             raise ConfigurationError(f"{INDEX_FILE} names {path.name}, which is not in {directory}: download it")
@@ -139,8 +140,18 @@ def config_file(directory: Path, kind: str = "a Hugging Face model") -> Path:
     has none."""
     path = directory / "config.json"
     if not path.is_file():
+        _check_link(path)
         raise ConfigurationError(f"{directory} has no config.json: give the directory of {kind}")
     return path
+
+
+def _check_link(path: Path) -> None:
+    """Raises ConfigurationError for a link to a file that is not there: the hub's cache has links alone in a snapshot."""
+    if path.is_symlink() and not path.exists():
+        raise ConfigurationError(
+            f"{path} is a link to {path.readlink()}, which is not there: copy the files that the links of a model name "
+            "with it (`cp -rL`), or mount the whole cache"
+        )
 
 
 def read_json(path: Path, shape: type[Content]) -> Content:
