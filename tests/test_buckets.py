@@ -1,6 +1,7 @@
 """A model in a bucket: its small files are copied, its tensors read where they are, each device's part for it alone."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,6 +107,43 @@ def test_a_changed_model_is_read_anew(bucket: storage.Bucket, tmp_path: Path) ->
 
     assert json.loads((directory / "config.json").read_text())["vocab_size"] == 7
     assert "model.safetensors.index.json" not in {path.name for path in directory.iterdir()}
+
+
+def test_templates_in_a_folder_of_their_own_are_copied_too(bucket: storage.Bucket, tmp_path: Path) -> None:
+    """As transformers writes those that have a name; one that is there no more is none of the model's."""
+    directory, templates = build(tmp_path / "model"), ("rag.jinja", "tool_use.jinja")
+    (directory / "additional_chat_templates").mkdir()
+    for name in templates:
+        (directory / "additional_chat_templates" / name).write_text(name)
+    url = upload(bucket, directory, "templates")
+
+    first = sorted(path.name for path in obtain(url).directory.glob("*/*"))
+    bucket.blob("templates/additional_chat_templates/rag.jinja").delete()
+    second = sorted(path.name for path in obtain(url).directory.glob("*/*"))
+
+    assert (first, second) == ([*templates], ["tool_use.jinja"])
+
+
+def test_two_may_copy_one_model_at_once(
+    bucket: storage.Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One takes away no file that the other has not finished."""
+    url = upload(bucket, build(tmp_path / "model"), "shared")
+    replace = Path.replace
+
+    def replaced(path: Path, target: Path) -> Path:
+        with pytest.MonkeyPatch.context() as elsewhere:
+            elsewhere.setattr(Path, "replace", replace)
+            elsewhere.setattr(os, "getpid", lambda: 1)
+            obtain(url)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", replaced)
+
+    directory = obtain(url).directory
+
+    names = [path.name for path in directory.iterdir()]
+    assert sorted(names) == ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 
 
 def test_a_single_file_in_a_bucket_goes_before_an_index(bucket: storage.Bucket, tmp_path: Path) -> None:
