@@ -29,6 +29,8 @@ class FakeHub:
     """By file, after how many bytes the first connection for it is cut."""
     resets: bool = False
     """Whether it is cut by a reset, and not just closed."""
+    xet: bool = False
+    """Whether it says that its files are in a Xet storage."""
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
     url: str = ""
 
@@ -129,6 +131,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("ETag", f'"{_etag(path)}"')
         self.send_header("Accept-Ranges", "bytes")
+        if self.hub.xet:
+            self.send_header("X-Xet-Hash", "0" * 64)
+            self.send_header("X-Xet-Refresh-Route", f"{self.hub.url}/api/models/{repository}/xet-read-token/{COMMIT}")
         self.send_header("Content-Length", str(len(content) - begin))
         if begin:
             self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")

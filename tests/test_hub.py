@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub.constants
+import huggingface_hub.file_download
 import pytest
 from checkpoints import build_checkpoint
 from fake_hub import COMMIT, FakeHub, fake_hub
@@ -22,7 +23,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigurationError, DownloadFailed
 from engine.hub import hugging_face
 from engine.hub.names import DEMO_MODEL, Place, place_of, served_name
-from engine.hub.obtain import obtained
+from engine.hub.obtain import obtained, small_files
 from engine.hub.roots import Root
 from engine.models.generation_config import chosen_generation_config
 from engine.models.weights.sources.checkpoint import weight_files
@@ -145,6 +146,26 @@ def test_what_comes_through_xet_is_counted() -> None:
             )
 
     assert [one.done for one in progress] == [0, 10, 100]
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_what_does_not_come_through_xet_may_come_another_time(
+    hub: FakeHub, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hf_xet has no other error than RuntimeError for a storage that refuses, or that a firewall hides: it is no fault
+    of ours, and there is another way.
+    """
+
+    def refuse(**_: object) -> None:
+        raise RuntimeError("Task error: CAS Client Error: Request middleware error")
+
+    if not small:
+        small_files(NAME)
+    hub.xet = True
+    monkeypatch.setattr(huggingface_hub.file_download, "xet_get", refuse)
+
+    with pytest.raises(DownloadFailed, match=r"tiny-qwen3: it does not come through Xet.*CAS.* HF_HUB_DISABLE_XET=1"):
+        fetch()
 
 
 def test_a_config_alone_is_enough_for_a_plan(hub: FakeHub) -> None:

@@ -156,5 +156,5 @@ def _in_words(repository: str, revision: str | None) -> Iterator[None]:
     _set_up()
     try:
         yield
-    except (HTTPError, errors.HFValidationError, OSError) as error:
+    except (HTTPError, errors.HFValidationError, OSError, RuntimeError) as error:
         raise problem(repository, revision, error) from error

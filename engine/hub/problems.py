@@ -27,6 +27,11 @@ def problem(repository: str, revision: str | None, error: Exception) -> Configur
             return ConfigurationError(
                 f"cannot write in {constants.HF_HUB_CACHE}: {error.strerror}: set HF_HOME to a directory that can"
             )
+        case RuntimeError():  # hf_xet's, whatever breaks; it has tried again by itself
+            return DownloadFailed(
+                f"{repository}: it does not come through Xet, in which {constants.ENDPOINT} stores it: {error}. By plain "
+                "HTTP it does with HF_HUB_DISABLE_XET=1"
+            )
     why = str(error) or type(error).__name__
     return DownloadFailed(f"{repository}: what {constants.ENDPOINT} sends does not come whole: {why}")
 
