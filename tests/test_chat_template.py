@@ -9,6 +9,7 @@ from tokenizer_files import build_byte_level, write_tokenizer
 from transformers import AutoTokenizer
 
 from driver.errors import InvalidRequest
+from driver.text.content_parts import in_parts
 from driver.text.conversation import checked_chat
 from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.errors import ConfigurationError
@@ -71,6 +72,48 @@ def test_a_budget_is_one_rendering_s(tmp_path: Path) -> None:
     assert [text[:1] for text in texts] == list("abcdefgh") and {len(text) for text in texts} == {6_000_000}
     theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([user("x" * 100_000)], tokenize=False)
     assert len(theirs) == 10_000_000
+
+
+PARTS = "{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (PARTS, ["system", "user", "assistant"]),
+        ("{{ message.content[0].text }}", ["system", "user", "assistant"]),
+        ("{{ bos_token + message.content[0]['text'] }}", ["system", "user", "assistant"]),
+        (
+            "{% if message.role == 'system' %}{{ message.content }}{% else %}" + PARTS + "{% endif %}",
+            ["user", "assistant"],
+        ),
+        ("{% if message.content is string %}{{ message.content }}{% else %}" + PARTS + "{% endif %}", []),
+        ("{{ message.content | trim }}", []),
+        ("{% if message.role == 'user' %}{{ raise_exception('no users') }}{% endif %}", []),
+    ],
+)
+def test_a_role_whose_text_is_written_from_parts_alone_has_them(content: str, told: list[str]) -> None:
+    """As models for images have it, whose text was left out without a word."""
+    template = "{% for message in messages %}{{ message.role }}:" + content + "{% endfor %}"
+    messages = [{"role": role, "content": "text"} for role in ("system", "user", "assistant")]
+
+    written = in_parts(template, messages)
+
+    assert [message["role"] for message in written if isinstance(message["content"], list)] == told
+    assert all(message["content"] in ("text", [{"type": "text", "text": "text"}]) for message in written)
+
+
+def test_a_conversation_in_parts_is_what_transformers_makes_of_it(tmp_path: Path) -> None:
+    """A system message of two, a developer's, and the beginning of an answer that goes on."""
+    template = "{% for message in messages %}<{{ message.role }}>" + PARTS + "{% endfor %}"
+    tokenizer = build_tokenizer(tmp_path, template)
+    said = [("system", "Be brief."), ("developer", "Be kind."), ("user", "Hello"), ("assistant", "Good mor")]
+    chat = checked_chat(
+        [{"role": role, "content": text} for role, text in said],
+        template_kwargs={"continue_final_message": True, "add_generation_prompt": False},
+    )
+
+    assert tokenizer.render(chat) == "<system>Be brief.\n\nBe kind.<user>Hello<assistant>Good mor"
 
 
 def test_a_template_of_a_file_takes_the_place_of_the_models(tmp_path: Path) -> None:

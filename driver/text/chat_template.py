@@ -10,9 +10,9 @@ import jinja2
 import msgspec
 
 from driver.errors import InvalidRequest
+from driver.text.content_parts import OF_INPUT, compiled, in_parts
 from driver.text.conversation import Chat
 from driver.text.template_words import template_words
-from driver.text.transformers_modules import transformers_module
 from engine.errors import ConfigurationError
 from engine.models.weights.sources.checkpoint import read_json
 from engine.request_limits import MAX_RENDERED_CHARACTERS, MAX_TEMPLATE_SECONDS
@@ -44,7 +44,7 @@ def read_template(path: Path) -> str:
     """The text of a chat template in a file. Raises ConfigurationError if it is none."""
     try:
         template = path.read_text(encoding="utf-8")
-        _compiled(template)
+        compiled(template)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"the chat template {path} cannot be read: {error}") from error
     except jinja2.TemplateSyntaxError as error:
@@ -151,17 +151,8 @@ def rendered(tokenizer: Any, chat: Chat) -> str:
         if tools and "tools" not in names:
             ends |= {"xml_tools": tools}  # SmolLM3's name of them
         messages = chat.messages if "developer" in strings else _without_developers(chat.messages)
-        return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, **ends))
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-        jinja2.TemplateError,
-    ) as error:
-        # The template is a program, and these errors come from its input.
+        return str(tokenizer.apply_chat_template(in_parts(template, messages), tools, tokenize=False, **ends))
+    except OF_INPUT as error:
         raise InvalidRequest(f"the chat template of this model refuses these messages: {error}") from error
     finally:
         _budget.reset(token)
@@ -172,18 +163,13 @@ def hold_to_budget(tokenizer: Any) -> None:
     templates = tokenizer.chat_template or {}
     for source in [templates] if isinstance(templates, str) else templates.values():
         try:
-            environment = _compiled(source).environment
+            environment = compiled(source).environment
         except jinja2.TemplateError:
             continue  # each conversation will get this error
         if environment.concat is not _join:
             environment.concat = _join
             for name in ("getattr", "getitem", "call"):
                 setattr(environment, name, _spending(getattr(environment, name)))
-
-
-def _compiled(template: str) -> Any:
-    """The template as transformers will render it, in the same environment."""
-    return transformers_module("utils.chat_template_utils")._compile_jinja_template(template)
 
 
 def _join(pieces: Iterable[str]) -> str:
