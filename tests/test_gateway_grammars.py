@@ -194,6 +194,18 @@ def test_what_parameters_cannot_be_held_to_one_by_one_is_refused(row: ToolFormat
             build_answering(row, ToolUse([f], [f], parallel=False)).params({})
 
 
+@pytest.mark.parametrize("row", NOTATIONS)
+def test_a_function_that_is_not_strict_may_say_what_it_likes_beside_one_that_is(row: ToolFormat) -> None:
+    """Its calls are held to its parameters one by one, unless one must be made."""
+    free = Function("f", parameters={**NUMBER, "anyOf": [{"required": ["a"]}]})
+    strict = Function("g", parameters=NUMBER, strict=True)
+    answering = build_answering(row, ToolUse([free, strict], [], parallel=False))
+
+    assert [follows(answering, written(row, (name, {"a": 1}))) for name in "fg"] == [True, True]
+    with pytest.raises(BodyError, match="tools: f has anyOf beside its properties"):
+        build_answering(row, ToolUse([free, strict], [free], parallel=False)).params({})
+
+
 NAMES = ["a-b.c", "$filter", "@type", "my param", "2fa", "12", "é", "\"\\x'", "x/y", "=:,"]
 
 

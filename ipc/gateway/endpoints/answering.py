@@ -120,7 +120,9 @@ class Answering:
         if self._tools is not None and (self._tools[1].forced or self._tools[1].strict or asked):
             row, use = self._tools
             start, content, behind = self._start(row, use, said)
-            calls = call_rules(row, use.callable, self._token_ids, parallel=use.parallel, behind=behind)
+            calls = call_rules(
+                row, use.callable, self._token_ids, parallel=use.parallel, forced=bool(use.forced), behind=behind
+            )
             rules: Iterable[str] = chain(calls, content)
         elif said is not None and self._thinking is not None:
             start, rules = self._content, [said]

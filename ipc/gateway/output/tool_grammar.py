@@ -41,12 +41,19 @@ _GEMMA_RULES = [
 
 
 def call_rules(
-    row: ToolFormat, functions: Sequence[Function], token_ids: Mapping[str, int], *, parallel: bool, behind: str
+    row: ToolFormat,
+    functions: Sequence[Function],
+    token_ids: Mapping[str, int],
+    *,
+    parallel: bool,
+    forced: bool,
+    behind: str,
 ) -> Iterator[str]:
     """Rules in which ``calls`` is one call of these functions, or several if ``parallel``; each is made when it is
     taken, as all of them may be far larger than what they are made from.
 
-    ``behind`` is the beginning of the calls that stands before ``calls`` already.
+    ``behind`` is the beginning of the calls that stands before ``calls`` already. Raises BodyError for a function that is
+    ``strict``, or any if they are ``forced``, to whose schema the format cannot hold its calls.
     """
 
     def call(before: str) -> str:
@@ -60,7 +67,10 @@ def call_rules(
     if several:
         yield f"call: {call(row.call[0])}"
     for number, function in enumerate(functions):
-        yield from _Arguments(row, function, number, token_ids).rules()
+        arguments = _Arguments(row, function, number, token_ids)
+        if forced or function.strict:
+            arguments.check()
+        yield from arguments.rules()
     if row is GEMMA4:
         yield from [
             *_GEMMA_RULES,
@@ -91,24 +101,26 @@ class _Arguments:
         given = without_idle_keywords(function.parameters)
         self._schema = _NOTHING if given is None else {"type": "object", **given}
         self._properties, self._required = properties_of(self._schema)
+        self._is_json = row.tags is None and row.calls is None
 
-    def rules(self) -> Iterator[str]:
-        """All of them."""
-        name = f"arguments_{self._number}"
-        if self._row.tags is None and self._row.calls is None:
-            yield f"{name}: {json_of(self._schema, SPACED)}"
-            return
-        self._check()
-        opening, closing = ("{", "}") if self._row is GEMMA4 else ("", "")
-        yield f"{name}: {literal(opening, self._token_ids)} {name}_first_0 {literal(closing, self._token_ids)}"
-        yield from self._sequence(name)
-
-    def _check(self) -> None:
+    def check(self) -> None:
         """Raises BodyError for what parameters cannot be held to one by one."""
+        if self._is_json:
+            return
         across = {keyword for part in object_parts(self._schema) for keyword in _ACROSS if keyword in part}
         if across:
             why = f"{self._function.name} has {', '.join(sorted(across))} beside its properties"
             raise BodyError(f"tools: {why}, which calls in this model's format cannot be held to", "tools")
+
+    def rules(self) -> Iterator[str]:
+        """All of them."""
+        name = f"arguments_{self._number}"
+        if self._is_json:
+            yield f"{name}: {json_of(self._schema, SPACED)}"
+            return
+        opening, closing = ("{", "}") if self._row is GEMMA4 else ("", "")
+        yield f"{name}: {literal(opening, self._token_ids)} {name}_first_0 {literal(closing, self._token_ids)}"
+        yield from self._sequence(name)
 
     def _sequence(self, name: str) -> Iterator[str]:
         """Each parameter or, unless it is required, none, and a comma between any two."""
