@@ -67,8 +67,8 @@ class Build(build):
     """Of what the clone has now: setuptools keeps what an earlier build had, and would pack that too."""
 
     def run(self) -> None:
-        """Begins with an empty directory, unless the clone is in it."""
-        if not ROOT.is_relative_to(Path(self.build_lib).resolve()):
+        """Begins with an empty directory where that is one in the clone; others are not ours to empty."""
+        if ROOT in Path(self.build_lib).resolve().parents:
             shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
 

@@ -310,6 +310,7 @@ FORMS: list[tuple[dict[str, Any], str, str]] = [
     ({"json": NUMBER, "disable_additional_properties": True}, '{"a": 1}', '{"a": 1, "b": 2}'),
     ({"json": {"properties": {"r": RECORD}, "required": ["r"]}}, '{"r": {"x y": 1}}', '{"r": {"x": "y"}}'),
     ({"json": {"type": "array", "items": {"type": "integer"}, "uniqueItems": False}}, "[1, 1]", '["x"]'),
+    ({"json": {"type": "object", "minProperties": 0, "dependentRequired": {}, "dependentSchemas": {}}}, "{}", "[]"),
     ({"json": {"enum": [RECORD]}, "disable_any_whitespace": True}, json.dumps(RECORD, separators=(",", ":")), "{}"),
     ({"json_object": True}, '{"x": []}', "[]"),
     ({"json": {"x-guidance": {"item_separator": ";"}}, "disable_any_whitespace": True}, "[1;2]", "[1, 2]"),

@@ -41,7 +41,8 @@ def without_additional_properties(schema: Any) -> Any:
 
 def without_idle_keywords(schema: Any) -> Any:
     """The schema without what llguidance takes none of and what forbids nothing: each ``propertyNames`` that allows any
-    name, as zod writes one for every record, and each ``uniqueItems`` that is false, as generators of OpenAPI do."""
+    name, as zod writes one for every record, and as generators of OpenAPI do, each ``uniqueItems`` that is false,
+    ``minProperties`` of 0, and an empty ``dependentRequired`` or ``dependentSchemas``."""
     return _changed(schema, _without_idle)
 
 
@@ -56,6 +57,8 @@ def with_references(schema: Any, moved: Callable[[str], str]) -> Any:
 
 
 Keywords = dict[str, Any]
+_IDLE = {"uniqueItems": False, "minProperties": 0, "dependentRequired": {}, "dependentSchemas": {}}
+"""Keywords by the value with which they forbid nothing."""
 
 
 def _closed(schema: Keywords) -> Keywords:
@@ -67,8 +70,9 @@ def _closed(schema: Keywords) -> Keywords:
 def _without_idle(schema: Keywords) -> Keywords:
     if schema.get("propertyNames") in (True, {}, {"type": "string"}):
         del schema["propertyNames"]
-    if schema.get("uniqueItems") is False:
-        del schema["uniqueItems"]
+    for keyword, idle in _IDLE.items():
+        if (type(schema.get(keyword)), schema.get(keyword)) == (type(idle), idle):
+            del schema[keyword]
     return schema
 
 
