@@ -6,7 +6,6 @@ however it comes.
 """
 
 import ctypes
-import os
 import signal
 import socket
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import ConfigurationError
+from engine.exit_codes import MISCONFIGURED, STOPPED
 from ipc.errors import OdriverError
 from ipc.gateway.http_server import serve
 from ipc.process import gateway_orders
@@ -33,14 +33,14 @@ def main(control: int) -> int:
     with socket.socket(fileno=control) as daemon:
         options, descriptors, _, _ = socket.recv_fds(daemon, gateway_orders.LONGEST, 1)
         if not options:
-            return os.EX_OK  # the daemon has gone
+            return STOPPED  # the daemon has gone
         try:
             with socket.socket(fileno=descriptors[0]) as listening:
                 return _serve(daemon, listening, msgspec.msgpack.decode(options))
         except (ConfigurationError, OdriverError, OSError) as error:
             with suppress(BrokenPipeError):  # the daemon has gone meanwhile
                 daemon.send(str(error).encode())
-            return os.EX_CONFIG
+            return MISCONFIGURED
 
 
 def _serve(daemon: socket.socket, listening: socket.socket, options: dict[str, Any]) -> int:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -61,7 +60,7 @@ def run(source: Path, target: Path, address: str, **options: Any) -> int:
 def _reader(source: Path) -> Callable[[], Iterable[Line]]:
     """Reads the requests from the beginning. Those that come through a pipe, which has them once, are
     kept."""
-    if os.path.isfile(source):
+    if source.is_file():
         return partial(read_lines, source)
     lines = list(read_lines(source))
     return lambda: lines

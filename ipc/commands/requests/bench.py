@@ -54,7 +54,7 @@ def _opened(path: Path) -> Iterator[FileIO]:
     try:
         file = FileIO(path, "a")
     except OSError as error:
-        raise LoadError(f"the figures cannot be saved in {path}: {error.strerror}") from error
+        raise _unsaved(path, error) from error
     with file:
         try:
             yield file
@@ -72,7 +72,11 @@ def _save(result: dict[str, Any], file: FileIO, path: Path) -> None:
         while text:
             text = text[file.write(text) :]
     except OSError as error:
-        raise LoadError(f"the figures cannot be saved in {path}: {error.strerror}") from error
+        raise _unsaved(path, error) from error
+
+
+def _unsaved(path: Path, error: OSError) -> LoadError:
+    return LoadError(f"the figures cannot be saved in {path}: {error.strerror}")
 
 
 def measure(client: Client, load: Load, console: Console) -> tuple[dict[str, Any], list[Timeline]]:

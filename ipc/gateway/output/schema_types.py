@@ -22,7 +22,11 @@ def parameter_kinds(parameters: Mapping[str, Any] | None, name: str) -> frozense
     """The kinds that a function's parameters allow for the one of this name; all if it has none."""
     root = parameters or {}
     schemas = (_member(part, "properties", dict).get(name) for part in object_parts(root))
-    schema = next((schema for schema in schemas if schema is not None), None)
+    return kinds_of(next((schema for schema in schemas if schema is not None), None), root)
+
+
+def kinds_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """The kinds that the schema of a parameter allows, with what it refers to in ``root``; all if it names none."""
     return (_kinds(schema, root) & ALL) or ALL
 
 

@@ -10,7 +10,7 @@ from ipc.gateway.output.argument_readers import Tags
 from ipc.gateway.output.call_format import ToolFormat
 from ipc.gateway.output.call_literals import GEMMA_QUOTE, NAME, json_of_text
 from ipc.gateway.output.lark import SPACED, json_of, literal, one_of, text_rule
-from ipc.gateway.output.schema_types import kind_of, listed_values, object_parts, parameter_kinds, properties_of
+from ipc.gateway.output.schema_types import kind_of, kinds_of, listed_values, object_parts, properties_of
 from ipc.gateway.output.tool_formats import GEMMA4
 from ipc.openai.chat_tools import Function
 from ipc.openai.question import BodyError
@@ -137,10 +137,10 @@ class _Arguments:
     def _parameter(self, key: str, schema: Any) -> str:
         tags, ids = self._row.tags, self._token_ids
         if tags is not None:
-            return f"{self._tag(tags, key)} {self._text(key, schema, _end(tags))}"
+            return f"{self._tag(tags, key)} {self._text(schema, _end(tags))}"
         if self._row is GEMMA4:
             name = key if NAME.fullmatch(key) else f"{GEMMA_QUOTE}{key}{GEMMA_QUOTE}"
-            return f"{literal(name + ':', ids)} {self._gemma_value(key, schema)}"
+            return f"{literal(name + ':', ids)} {self._gemma_value(schema)}"
         name = key if NAME.fullmatch(key) else json.dumps(key, ensure_ascii=False)
         return f"{literal(name + '=', ids)} {self._json(schema)}"
 
@@ -153,9 +153,9 @@ class _Arguments:
             raise BodyError(f"tools: {why}: rename it", "tools")
         return literal(tag, self._token_ids)
 
-    def _text(self, key: str, schema: Any, end: str) -> str:
+    def _text(self, schema: Any, end: str) -> str:
         """A value between tags, and the end of it."""
-        kinds = parameter_kinds(self._schema, key)
+        kinds = kinds_of(schema, self._schema)
         if "string" not in kinds:
             return f"{self._json(schema)} {literal(end, self._token_ids)}"
         values = listed_values(schema, self._schema)
@@ -172,8 +172,8 @@ class _Arguments:
             moved["$defs"] = {**moved.get("$defs", {}), _ALL: with_references(whole, _moved)}
         return json_of(moved, SPACED)
 
-    def _gemma_value(self, key: str, schema: Any) -> str:
-        kinds = parameter_kinds(self._schema, key)
+    def _gemma_value(self, schema: Any) -> str:
+        kinds = kinds_of(schema, self._schema)
         if kinds <= {"number", "boolean", "null"}:  # as JSON has them
             return self._json(schema)
         quote = literal(GEMMA_QUOTE, self._token_ids)
