@@ -26,7 +26,7 @@ from engine.errors import ConfigurationError
 from engine.exit_codes import STOPPED
 from engine.hosts.processes import Leader, Member
 from engine.oengine import oEngine
-from engine.step.commands import AskToStop
+from engine.step.commands import AskToStop, Leave, Left
 from ipc.client import Client
 from ipc.errors import RequestFailed
 from ipc.service import vm_notices
@@ -276,6 +276,28 @@ def test_another_host_s_notice_reaches_process_0_with_the_seconds_that_are_left(
     assert asked.get(timeout=PATIENCE) == ("process 1: it was stopped by SIGTERM", math.inf)
     leader.leave(0, "the test is over")
     theirs.close()
+
+
+def test_whoever_cannot_start_ends_all_others_as_it_ends() -> None:
+    """Process 0, which is stopped by that in its start, passes on the exit code and the reason to the third."""
+    lost: SimpleQueue[tuple[int, str]] = SimpleQueue()
+    pipes = [multiprocessing.Pipe() for _ in range(2)]
+    others = [Member(theirs, theirs) for _, theirs in pipes]
+    leader = Leader(
+        {number: ours for number, (ours, _) in enumerate(pipes, start=1)},
+        {},
+        lambda *end: lost.put(end),
+        lambda why, seconds: None,
+    )
+
+    others[0].say(Left(78, "it has no such file"))
+    assert lost.get(timeout=PATIENCE) == (78, "process 1 has gone: it has no such file")
+    with pytest.raises(KeyboardInterrupt), _left_by(leader):
+        raise KeyboardInterrupt
+
+    assert others[1].listen() == Leave(78, "process 1 has gone: it has no such file")
+    for _, theirs in pipes:
+        theirs.close()
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,8 @@ class Leader:
         self._asked_to_stop = asked_to_stop
         self._turn = threading.Lock()  # Leave is sent by another thread
         self._leaving = False
+        self._first: Left | None = None
+        """What the first process that has gone said."""
         self._thread = threading.Thread(target=self._watch, name="hosts", daemon=True)
         self._thread.start()
 
@@ -108,9 +110,10 @@ class Leader:
                 each.result()
 
     def leave(self, code: int, why: str) -> None:
-        """End the other processes with this exit code, and wait briefly for them."""
+        """End the other processes with this exit code, and wait briefly for them; with that of a process that has gone
+        before, if one has."""
         self._leaving = True
-        frame = encode(Leave(code, why))
+        frame = encode(Leave(code, why) if self._first is None else Leave(self._first.code, self._first.why))
         if self._turn.acquire(timeout=LEAVING_PATIENCE):  # unless a send is blocked
             for connection in self._others.values():
                 try:
@@ -135,8 +138,9 @@ class Leader:
         match answer:
             case Left(code=code, why=why) if not self._leaving:
                 self._leaving = True  # report only the first
+                self._first = Left(code, f"process {process_id} has gone: {why}")
                 logger.error("process %d has gone: %s", process_id, why)
-                self._lost(code, f"process {process_id} has gone: {why}")
+                self._lost(code, self._first.why)
             case AskToStop(why=why, seconds=seconds):
                 self._asked_to_stop(f"process {process_id}: {why}", seconds)
 
