@@ -146,6 +146,22 @@ def test_values_are_those_that_a_schema_lists_wherever_it_lists_them(row: ToolFo
     assert verdicts == {"C": True, "F": True, "K": False, **others}
 
 
+@pytest.mark.parametrize("row", [QWEN3_CODER, PYTHONIC, GEMMA4])
+def test_values_are_those_of_any_part_of_a_schema_and_may_be_objects(row: ToolFormat) -> None:
+    """An enumeration behind a type, and listed objects and lists, each in the format's notation."""
+    values = ["all", {"x_y": [1, None], "z": "C"}, [], True]
+    sort = {"allOf": [{"description": "how", "type": ["string", "object", "array", "boolean"]}, {"enum": values}]}
+    f = Function("f", parameters={"type": "object", "properties": {"sort": sort}, "required": ["sort"]})
+    answering = build_answering(row, ToolUse([f], [f], parallel=False))
+
+    def verdict(value: Any) -> bool:
+        text = written(row, ("f", {"sort": value}))
+        return follows(answering, text.replace("'", '"').replace("None", "null").replace("=True", "=true"))
+
+    assert [verdict(value) for value in values] == [True] * len(values)
+    assert not any(verdict(value) for value in ("any", {"z": "C"}, [1], False, "C"))
+
+
 NOTATIONS = [QWEN3_CODER, PYTHONIC, GEMMA4]
 """In which each parameter is written by itself."""
 

@@ -20,7 +20,7 @@ from ipc.gateway.output.json_formats import HARMONY
 from ipc.gateway.output.output_events import joined
 from ipc.gateway.output.output_parser import whole_output
 from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningParser, reasoning_format_of
-from ipc.gateway.output.schema_types import listed_values, object_parts, parameter_kinds
+from ipc.gateway.output.schema_types import ANYTHING, Allowed, allowed, object_parts, parameter_kinds
 from ipc.gateway.output.tool_call_parser import ToolCallParser
 from ipc.gateway.output.tool_formats import GEMMA4, TOOL_FORMATS, tool_format_of
 
@@ -255,13 +255,35 @@ def test_kinds_follow_the_schema() -> None:
     assert parameter_kinds({"allOf": [{"$ref": "#"}, parts["$defs"]["a/b c"]]}, "e") == {"string"}
 
 
+def test_all_that_a_schema_says_counts() -> None:
+    """Whatever the order of its keywords and parts; of what contradicts itself the first."""
+    root = {"$defs": {"unit": {"enum": ["C", "F", 1]}, "list": {"type": "array", "items": {"$ref": "#/$defs/list"}}}}
+    text, unit = {"type": "string"}, {"$ref": "#/$defs/unit"}
+
+    for schema in ({"allOf": [text, unit]}, {"allOf": [unit, text]}, text | unit, {"allOf": [unit]} | text):
+        assert allowed(schema, root) == Allowed(frozenset({"string"}), ["C", "F"])
+    assert allowed({"allOf": [unit, {"enum": ["K", 1, "F"]}]}, root).values == ["F", 1]
+    assert allowed({"anyOf": [text, {"$ref": "#/$defs/list"}], "allOf": [unit]}, root).values == ["C", "F"]
+    assert allowed({"enum": [True, {"a": 1, "b": 2}], "allOf": [{"enum": [1, {"b": 2, "a": 1}]}]}, root).values == [
+        {"a": 1, "b": 2}
+    ]
+    assert allowed({"type": "string", "enum": [1, 2]}, root) == Allowed(frozenset({"string"}))
+    assert allowed({"enum": [], "anyOf": []}, root) == ANYTHING
+
+
 def test_kinds_take_as_long_as_the_schema() -> None:
     """However often it refers to itself; of what is longer than anybody writes all kinds are taken."""
     tree = {"properties": {"p": {"anyOf": [{"$ref": "#/properties/p"}] * 2000 + [{"type": "string"}]}}}
-    listed = {"properties": {"few": {"enum": ["x"] * 4000}, "many": {"enum": ["x"] * 5000}}}
+    listed = {"properties": {"few": {"enum": ["x"] * 4000}, "many": {"enum": ["x"] * 9000}}}
+    shared = {
+        "$defs": {"a": {"enum": ["x"] * 4000}, "0": {}} | {str(1 + n): {"$ref": f"#/$defs/{n}"} for n in range(3000)}
+    }
 
     assert parameter_kinds(tree, "p") == {"string"}
-    assert listed_values(tree["properties"]["p"], tree) == []
+    assert allowed(tree["properties"]["p"], tree).values is None
+    for keyword in ("anyOf", "allOf"):
+        assert allowed({keyword: [{"$ref": "#/$defs/a", "title": str(n)} for n in range(3000)]}, shared) == ANYTHING
+    assert allowed({"$ref": "#/$defs/3000"}, shared) == ANYTHING
     assert len(list(object_parts({"allOf": [{"$ref": "#"}] * 5000}))) < 5000
     assert [len(parameter_kinds(listed, name)) for name in listed["properties"]] == [1, 6]
 

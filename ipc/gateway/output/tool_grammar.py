@@ -10,7 +10,7 @@ from ipc.gateway.output.argument_readers import Tags
 from ipc.gateway.output.call_format import ToolFormat
 from ipc.gateway.output.call_literals import GEMMA_QUOTE, NAME, json_of_text
 from ipc.gateway.output.lark import SPACED, json_of, literal, one_of, text_rule
-from ipc.gateway.output.schema_types import kind_of, kinds_of, listed_values, object_parts, properties_of
+from ipc.gateway.output.schema_types import allowed, object_parts, properties_of
 from ipc.gateway.output.tool_formats import GEMMA4
 from ipc.openai.chat_tools import Function
 from ipc.openai.question import BodyError
@@ -139,8 +139,7 @@ class _Arguments:
         if tags is not None:
             return f"{self._tag(tags, key)} {self._text(schema, _end(tags))}"
         if self._row is GEMMA4:
-            name = key if NAME.fullmatch(key) else f"{GEMMA_QUOTE}{key}{GEMMA_QUOTE}"
-            return f"{literal(name + ':', ids)} {self._gemma_value(schema)}"
+            return f"{literal(_gemma_key(key), ids)} {self._gemma_value(schema)}"
         name = key if NAME.fullmatch(key) else json.dumps(key, ensure_ascii=False)
         return f"{literal(name + '=', ids)} {self._json(schema)}"
 
@@ -155,11 +154,10 @@ class _Arguments:
 
     def _text(self, schema: Any, end: str) -> str:
         """A value between tags, and the end of it."""
-        kinds = kinds_of(schema, self._schema)
+        kinds, values = allowed(schema, self._schema)
         if "string" not in kinds:
             return f"{self._json(schema)} {literal(end, self._token_ids)}"
-        values = listed_values(schema, self._schema)
-        words = [word for value in values if (word := _word(value, kinds)) is not None]
+        words = [word for value in values or [] if (word := _word(value, kinds)) is not None]
         return f"{any_of(words)} {literal(end, self._token_ids)}" if words else "text"
 
     def _json(self, schema: Any) -> str:
@@ -173,24 +171,39 @@ class _Arguments:
         return json_of(moved, SPACED)
 
     def _gemma_value(self, schema: Any) -> str:
-        kinds = kinds_of(schema, self._schema)
+        kinds, values = allowed(schema, self._schema)
         if kinds <= {"number", "boolean", "null"}:  # as JSON has them
             return self._json(schema)
+        if not values:
+            return one_of(_GEMMA_WORDS.get(kind, "string") for kind in sorted(kinds))
         quote = literal(GEMMA_QUOTE, self._token_ids)
-        values = [value for value in listed_values(schema, self._schema) if kind_of(value) in kinds]
-        if values and not any(isinstance(value, (list, dict)) for value in values):
-            strings = [value for value in values if isinstance(value, str)]
-            others = [json.dumps(value) for value in values if not isinstance(value, str)]
-            quoted = [f"{quote} {any_of(strings)} {quote}"] if strings else []
-            return one_of([*quoted, *([any_of(others)] if others else [])])
-        return one_of(_GEMMA_WORDS.get(kind, "string") for kind in sorted(kinds))
+        strings = [value for value in values if isinstance(value, str)]
+        others = [literal(_gemma_text(value), self._token_ids) for value in values if not isinstance(value, str)]
+        return one_of([f"{quote} {any_of(strings)} {quote}", *others] if strings else others)
+
+
+def _gemma_text(value: Any) -> str:
+    """A value in Gemma's notation."""
+    match value:
+        case dict():
+            return "{" + ",".join(_gemma_key(key) + _gemma_text(each) for key, each in value.items()) + "}"
+        case list():
+            return "[" + ",".join(map(_gemma_text, value)) + "]"
+        case str():
+            return f"{GEMMA_QUOTE}{value}{GEMMA_QUOTE}"
+    return json.dumps(value)
+
+
+def _gemma_key(key: str) -> str:
+    """A key, and what is between it and its value."""
+    return f"{key if NAME.fullmatch(key) else _gemma_text(key)}:"
 
 
 def _word(value: Any, kinds: frozenset[str]) -> str | None:
     """The text of a listed value between tags; None for one that would be read as another."""
     word = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if kinds == {"string"}:
-        return word if isinstance(value, str) else None
+        return word
     return word if json.loads(json_of_text(word, kinds)) == value else None
 
 
