@@ -27,7 +27,7 @@ from ipc.commands.cli import main
 from ipc.commands.requests import batch
 from ipc.errors import BatchError
 from ipc.openai.answer_format import AnswerFormat, format_of
-from ipc.openai.logprob_bodies import chat_logprobs, text_logprobs
+from ipc.openai.logprob_bodies import TextPlace, chat_logprobs, text_logprobs
 from ipc.openai.question import BodyError, Question
 from ipc.openai.translation import CHAT, TEXT, body_of, question_of
 from ipc.wire.completion import Choice, Completion
@@ -527,13 +527,38 @@ def test_log_probabilities_are_told_as_theirs() -> None:
     }
 
 
+WRITTEN = [b"a", b"\xb9", b"\xe4\xbb", b"\x8a", b"b", b"\xf0\x9f", b"c\xc3", b"\xa9", b"\x80", b"d"]
+STARTS = [0, 1, 2, 3, 3, 4, 5, 7, 7, 8]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 99])
+def test_offsets_are_those_of_the_text_behind_bytes_that_are_no_utf8(size: int) -> None:
+    """Each such byte is a character, and one in several tokens is the first one's, however they come."""
+    tokens = [{number: Logprob(-0.5, 1, "\ufffd", token)} for number, token in enumerate(WRITTEN)]
+    place, offsets = TextPlace(), []
+    for first in range(0, len(tokens), size):
+        offsets += text_logprobs(tokens[first : first + size], AnswerFormat(1), place).text_offset
+
+    text = b"".join(WRITTEN).decode(errors="replace")
+    assert offsets == STARTS and [text[start] for start in (0, 1, 2, 3, 4, 5, 6, 7, 8)] == list(
+        "a\ufffd今b\ufffdcé\ufffdd"
+    )
+
+
+def test_a_prompt_may_begin_with_a_part_of_a_character() -> None:
+    """Of its first token there is no more than a text."""
+    rest = [{number: Logprob(-0.5, 1, "\ufffd", token)} for number, token in enumerate([b"\xbb", b"\x8a", b"b"])]
+
+    assert text_logprobs(rest, AnswerFormat(1), first="\ufffd").text_offset == [0, 1, 1, 1]
+
+
 def test_tokens_of_one_text_are_told_apart() -> None:
     """The token's own keeps it, and others have their bytes for a name; a character in two tokens is counted once."""
     half = {5: Logprob(-2.0, 3, "\ufffd", b"\xc3"), 6: Logprob(-0.5, 1, "\ufffd", b"\xe4"), 7: Logprob(-0.6, 2, "a")}
     other = {8: Logprob(-0.1, 1, "\ufffd", b"\xa9")}
     same = {9: Logprob(-3.0, 2, "the"), 10: Logprob(-0.1, 1, "the")}
 
-    columns = text_logprobs([half, other, same], AnswerFormat(2), 7)
+    columns = text_logprobs([half, other, same], AnswerFormat(2), TextPlace(7))
 
     assert columns.tokens == ["\ufffd", "\ufffd", "the"] and columns.text_offset == [7, 8, 8]
     assert columns.top_logprobs == [

@@ -16,7 +16,7 @@ from driver.text.sample_text import SampleLogprobs
 from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import TokenLogprobs
-from ipc.openai.logprob_bodies import text_length
+from ipc.openai.logprob_bodies import TextPlace
 
 DEMO = Path(__file__).parent.parent / "engine" / "models" / "demo"
 KINDS = ["bytes", "byte_level", "byte_fallback"] + ["demo"] * (DEMO / "tokenizer.json").is_file()
@@ -243,5 +243,5 @@ def test_tokens_with_log_probabilities_add_up_to_the_text(
     own = [next(iter(token.values())) for token in named]
     spelt = b"".join(one.token_bytes or (one.decoded_token or "").encode() for one in own).decode()
     assert spelt.removeprefix(" ") == text  # one kind's normaliser puts a space before it
-    assert text_length(named) == len(spelt)
+    assert [0, *TextPlace().pass_tokens(named)][-1] == len(spelt)
     assert all(REPLACEMENT in (one.decoded_token or "") or one.token_bytes is None for one in own)

@@ -8,6 +8,9 @@ from driver.request import Logprob
 from ipc.openai.answer_format import AnswerFormat
 from ipc.wire.completion import TokenLogprobs
 
+_CONTINUING = bytes(range(0x80, 0xC0))
+"""Bytes that continue a character in UTF-8."""
+
 
 class TopLogprob(Struct, frozen=True):
     """A token, and the bytes of its text."""
@@ -46,30 +49,63 @@ def chat_logprobs(tokens: list[TokenLogprobs], answer_format: AnswerFormat) -> C
     return ChatLogprobs([_chat_logprob(token, answer_format) for token in tokens])
 
 
-def text_logprobs(
-    tokens: list[TokenLogprobs], answer_format: AnswerFormat, offset: int = 0, *, first: str | None = None
-) -> TextLogprobs:
-    """A text's log-probabilities, from ``offset`` characters on; a token ``first`` has none.
+class TextPlace:
+    """A place in a text, in characters, which goes on behind the tokens of it.
 
-    A negative offset is of tokens that are not, or not wholly, in the text, which begins with them.
+    Of a character in several tokens the first has it, and of bytes that are no UTF-8 each has a
+    character of its own. Where the text begins with a part of its tokens alone, ``start`` is negative.
     """
+
+    def __init__(self, start: int = 0) -> None:
+        self.end = start
+        self._whole = start
+        """Where the last character that is whole ends."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._goes_on = False
+        """Whether the next bytes may be the rest of a character of which it has passed the beginning."""
+
+    def pass_text(self, text: str) -> None:
+        """Go behind a token of which there is only the text."""
+        self._whole = self.end = self.end + len(text)
+        self._goes_on = text.endswith("\ufffd")
+
+    def pass_tokens(self, tokens: list[TokenLogprobs]) -> list[int]:
+        """Go behind these; returns where each ends."""
+        ends = []
+        for token in tokens:
+            own = _own_bytes(token)
+            if self._goes_on:
+                own = own.lstrip(_CONTINUING)
+                self._goes_on = not own
+            self._whole += len(self._decoder.decode(own))
+            begun, _ = self._decoder.getstate()
+            self.end = self._whole + bool(begun)
+            ends.append(self.end)
+        return ends
+
+
+def text_logprobs(
+    tokens: list[TokenLogprobs],
+    answer_format: AnswerFormat,
+    place: TextPlace | None = None,
+    *,
+    first: str | None = None,
+) -> TextLogprobs:
+    """A text's log-probabilities, from a ``place`` on, which goes behind them; a token ``first`` has none."""
     unknown = [None] if first is not None else []
     own = [next(iter(token.items())) for token in tokens]
-    offsets = []
-    for length in ([] if first is None else [len(first)]) + [_length(one) for _, one in own]:
-        offsets.append(max(0, offset))
-        offset += length
+    place = place or TextPlace()
+    starts = [place.end]
+    if first is not None:
+        place.pass_text(first)
+        starts.append(place.end)
+    starts += place.pass_tokens(tokens)
     return TextLogprobs(
         tokens=([] if first is None else [first]) + [_name(token_id, one, answer_format) for token_id, one in own],
         token_logprobs=[*unknown, *(one.logprob for _, one in own)],
         top_logprobs=[*unknown, *(_by_name(token, answer_format) for token in tokens)],
-        text_offset=offsets,
+        text_offset=[max(0, start) for start in starts[:-1]],
     )
-
-
-def text_length(tokens: list[TokenLogprobs]) -> int:
-    """Characters of the tokens' own texts, by which ``text_offset`` counts."""
-    return sum(_length(next(iter(token.values()))) for token in tokens)
 
 
 def text_of(tokens: list[TokenLogprobs]) -> str:
@@ -77,26 +113,8 @@ def text_of(tokens: list[TokenLogprobs]) -> str:
     return b"".join(map(_own_bytes, tokens)).decode(errors="replace")
 
 
-def text_ends(tokens: list[TokenLogprobs]) -> list[int]:
-    """Where each token's text ends in that of all: of a character in several tokens the first has it, and of bytes that
-    are no UTF-8 each has a character of its own."""
-    decoder, length, ends = codecs.getincrementaldecoder("utf-8")(errors="replace"), 0, []
-    for token in tokens:
-        length += len(decoder.decode(_own_bytes(token)))
-        begun, _ = decoder.getstate()
-        ends.append(length + bool(begun))
-    return ends
-
-
 def _own_bytes(token: TokenLogprobs) -> bytes:
     return bytes(_bytes(next(iter(token.values()))))
-
-
-def _length(one: Logprob) -> int:
-    """Characters that begin in a token: of one in several tokens the first has it."""
-    if one.token_bytes is None:
-        return len(one.decoded_token or "")
-    return sum(byte & 0xC0 != 0x80 for byte in one.token_bytes)  # those that do not continue one in UTF-8
 
 
 def _chat_logprob(token: TokenLogprobs, answer_format: AnswerFormat) -> ChatLogprob:

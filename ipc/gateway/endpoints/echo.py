@@ -9,7 +9,7 @@ from ipc.async_client import AsyncClient
 from ipc.gateway.endpoints.text_chunks import TextChunks
 from ipc.openai.answer_bodies import PromptLogprobs, TextChoice, TextCompletion
 from ipc.openai.answer_format import AnswerFormat
-from ipc.openai.logprob_bodies import TextLogprobs, text_length, text_logprobs
+from ipc.openai.logprob_bodies import TextLogprobs, TextPlace, text_logprobs
 from ipc.openai.question import BodyError, Question
 from ipc.openai.request_bodies import CompletionRequest
 from ipc.wire.completion import Completion, Piece
@@ -85,8 +85,11 @@ class Echo:
             return None
         known = [token for token in self._prompt_logprobs if token is not None]
         written = known[: len(known) - self._num_behind]
-        added = len(self._first) + text_length(written) - len(self.text)  # by the tokenizer, in front of the text
-        columns = text_logprobs(known, self._format, -max(0, added), first=self._first)
+        place = TextPlace()
+        place.pass_text(self._first)
+        place.pass_tokens(written)
+        added = place.end - len(self.text)  # by the tokenizer, in front of the text
+        columns = text_logprobs(known, self._format, TextPlace(-max(0, added)), first=self._first)
         offsets = [min(offset, len(self.text)) for offset in columns.text_offset]
         return msgspec.structs.replace(columns, text_offset=offsets)
 

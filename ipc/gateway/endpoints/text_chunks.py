@@ -9,7 +9,7 @@ from driver.request import Usage
 from ipc.gateway.endpoints.stream_usage import StreamUsage
 from ipc.openai.answer_bodies import TextChoice, TextCompletion, ending, total, usage
 from ipc.openai.answer_format import AnswerFormat
-from ipc.openai.logprob_bodies import TextLogprobs, text_length, text_logprobs
+from ipc.openai.logprob_bodies import TextLogprobs, TextPlace, text_logprobs
 from ipc.openai.timing_bodies import answer_timings
 from ipc.wire.completion import Piece
 
@@ -32,12 +32,12 @@ class TextChunks:
         self._prompts = prompts
         self._begun: set[int] = set()
         """The samples of which there has been a piece."""
-        self._lengths: defaultdict[int, int] = defaultdict(int)
-        """By sample, characters of the tokens so far, if there are log-probabilities."""
+        self._places: defaultdict[int, TextPlace] = defaultdict(TextPlace)
+        """By sample, where the tokens so far end, if there are log-probabilities."""
 
     def echo(self, index: int, prompt: str, logprobs: TextLogprobs | None) -> TextCompletion:
         """The prompt, before a sample of it."""
-        self._lengths[index] = len(prompt)
+        self._places[index] = TextPlace(len(prompt))
         return self._chunk(TextChoice(index=index, text=prompt, logprobs=logprobs))
 
     def take(self, piece: Piece, number: int = 0, first_index: int = 0) -> list[TextCompletion]:
@@ -45,8 +45,7 @@ class TextChunks:
         index."""
         index = first_index + piece.index
         self._usage.take(piece)
-        logprobs = text_logprobs(piece.logprobs, self._format, self._lengths[index]) if piece.logprobs else None
-        self._lengths[index] += text_length(piece.logprobs)
+        logprobs = text_logprobs(piece.logprobs, self._format, self._places[index]) if piece.logprobs else None
         choice = TextChoice(
             index=index,
             text=piece.text,

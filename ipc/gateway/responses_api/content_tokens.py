@@ -1,7 +1,7 @@
 """Which tokens an event's text is of."""
 
 from ipc.gateway.output.output_events import CallBegins, Content, OutputEvent
-from ipc.openai.logprob_bodies import text_ends, text_of
+from ipc.openai.logprob_bodies import TextPlace, text_of
 from ipc.wire.completion import TokenLogprobs
 
 
@@ -28,7 +28,7 @@ class ContentTokens:
         stop = len(text) if start < 0 else start + len(event.text)
         taken, behind = [], []
         place = len(self._rest)
-        for token, length in zip(self._tokens, text_ends(self._tokens), strict=True):
+        for token, length in zip(self._tokens, TextPlace().pass_tokens(self._tokens), strict=True):
             end = len(self._rest) + length
             if min(place, end - 1) >= stop:  # a token in which no character begins is of the one before
                 behind.append(token)
