@@ -782,6 +782,67 @@ def test_a_preempted_head_without_room_lets_a_client_pass_that_runs_nothing():
     assert pages.num_owned == 0 and all(tokens[-1].finish_reason == "length" for tokens in outputs.values())
 
 
+def flooded_scheduler(*, num_pages=200, streams=30, **settings):
+    """A pool of a fifth of the pages that the streams of one client need, who have preempted each other for some time."""
+    scheduler, _ = build_scheduler(
+        num_pages=num_pages, max_num_seqs=streams + 8, budget=64, reserve=GrowthReserve(num_pages), **settings
+    )
+    for number in range(streams):
+        scheduler.add(build_sequence(f"flood {number}", prompt=4, max_tokens=150, client="flood"))
+    while scheduler.preemptions["pages"] < 5:
+        land(scheduler, scheduler.plan())
+    return scheduler
+
+
+@pytest.mark.parametrize("prompt", [8, 60])
+def test_who_runs_nothing_does_not_wait_for_the_growth_of_a_flood(prompt):
+    """Pages that are kept for it are not kept from others, nor does a prompt wait that takes the place of several."""
+    scheduler = flooded_scheduler()
+    waits = []
+    for number in range(10):
+        scheduler.add(build_sequence(f"other {number}", prompt=prompt, max_tokens=3, client="other"))
+        outputs, steps = [], 0
+        while not any(output.finish_reason and output.request_id.startswith("other") for output in outputs):
+            outputs, steps = land(scheduler, scheduler.plan()), steps + 1
+        waits.append(steps)
+        for _ in range(15):
+            land(scheduler, scheduler.plan())
+
+    assert max(waits) < 10
+    assert all(event.client == "flood" for event in scheduler.preempted)
+    run_to_end(scheduler)
+
+
+def test_a_flood_that_grows_takes_no_pages_from_those_who_have_one():
+    """However late they came: its own newest yield, and nobody else waits for a token."""
+    scheduler = flooded_scheduler()
+    for number in range(4):
+        scheduler.add(build_sequence(f"other {number}", prompt=8, max_tokens=60, client=f"other {number}"))
+
+    ended, steps = set(), 0
+    while len(ended) < 4:
+        outputs, steps = land(scheduler, scheduler.plan()), steps + 1
+        ended |= {one.request_id for one in outputs if one.finish_reason and one.request_id.startswith("other")}
+
+    assert steps < 80 and {event.client for event in scheduler.preempted} == {"flood"}
+    run_to_end(scheduler)
+
+
+def test_of_clients_with_several_the_one_that_holds_most_pages_yields():
+    """Not who came last, be it that the other has more sequences."""
+    scheduler, _ = build_scheduler(num_pages=64, page_size=4, budget=64)
+    for client, prompt, count in (("many", 4, 4), ("large", 80, 2), ("late", 4, 2)):
+        for number in range(count):
+            scheduler.add(build_sequence(f"{client} {number}", prompt=prompt, max_tokens=60, client=client))
+        for _ in range(3):
+            land(scheduler, scheduler.plan())
+    while not scheduler.preempted:
+        land(scheduler, scheduler.plan())
+
+    assert [event.request_id for event in scheduler.preempted] == ["large 1"]
+    run_to_end(scheduler)
+
+
 def test_admission_keeps_pages_for_what_those_who_run_may_generate():
     """A burst of short prompts with long outputs is let in as far as their outputs fit: nobody is preempted."""
     reserve = GrowthReserve(40, least=1.0)

@@ -136,6 +136,17 @@ def test_the_preempted_come_before_all_or_before_their_own(before_all: bool) -> 
     assert serve(waiting, 4) == (["a0", "a1", "b0", "a2"] if before_all else ["b0", "a0", "a1", "a2"])
 
 
+def test_of_the_preempted_who_came_first_is_the_first() -> None:
+    """Be it that another one yielded later: so whoever is preempted time and again does not hide the rest."""
+    waiting = WaitingQueue()
+    for arrival, client in ((2, "b"), (3, "c"), (1, "a")):
+        sequence = build_sequence(str(arrival), client)
+        sequence.arrival = arrival
+        waiting.add_preempted(sequence, before_all=True)
+
+    assert serve(waiting, 3) == ["1", "2", "3"]
+
+
 def test_whose_turn_it_would_be_had_nobody_been_preempted() -> None:
     """The first of the client that was given least; None where only preempted ones wait."""
     waiting = WaitingQueue()

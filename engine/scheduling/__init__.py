@@ -23,8 +23,8 @@ where they are:
   before that; its neighbours don't wait for it. When it is preempted it keeps its constraint, which
   follows the tokens that have landed, and logits that are kept of it are dropped.
 - A sequence is admitted (``admission``) when pages for all its known tokens are free beside what
-  the running ones are expected to grow (``growth_reserve``): a prompt once admitted never waits
-  for pages.
+  the running ones are expected to grow (``growth_reserve``), but for those that would yield to
+  it: a prompt once admitted never waits for pages.
 - A sequence whose turn it is and that cannot start now is passed by others (``backfill``), up to
   ``LOOKED_AT`` in a plan: its mask is late, another computes its prefix, the part of the step for
   long prompts is used up, or there are no pages. Its turn comes again in the next plan. The others
@@ -40,8 +40,9 @@ where they are:
 - A full page is in the prefix cache from the plan on that computes it (``sequence_memory``). A
   sequence waits while another is computing a page of its prefix.
 - A decoding sequence that finds no page waits for one whose last token is in flight. If there is
-  none, the least important sequence is preempted: it gives its pages at once, as the device runs
-  steps in order, waits in front of the others, and later goes on from what is still in the prefix
+  none, the least important sequence is preempted, between clients one of those that hold most
+  pages (``running_sequences``): it gives its pages at once, as the device runs steps in order,
+  waits in front of the others, and later goes on from what is still in the prefix
   cache. A token that it has in flight is kept when it lands: until then the sequence is not
   admitted again.
 - A waiting sequence may claim room that others have (``preemption`` says from whom). They are

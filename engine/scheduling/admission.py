@@ -1,5 +1,6 @@
 """Which waiting sequences are given a slot and pages, and begin in a step."""
 
+from collections.abc import Sequence as ListOf
 from typing import NamedTuple
 
 from caching.page_manager import Found
@@ -25,12 +26,8 @@ class Claim(NamedTuple):
     """A waiting sequence that found no room, and may start in the place of running ones."""
 
     sequence: Sequence
-    passes: Sequence | None = None
-    """The preempted sequence before it in the queue that it passes.
-
-    The one that yields to it does so only if that is enough: otherwise both would come back, time
-    and again.
-    """
+    passes: bool = False
+    """Whether it passes a preempted sequence that is before it in the queue."""
 
 
 class Admission:
@@ -73,18 +70,22 @@ class Admission:
         sequence = claim.sequence
         if not self._adapters.has_room(sequence):
             return
-        while (found := self._memory.find(sequence)) is not None and not self._room_will_come(sequence, found):
+        found = self._memory.find(sequence)
+        if found is not None and self._room_will_come(sequence, found):
+            return
+        while found is not None:
             if self._begin(sequence, found):
                 self._start(sequence)
                 return
-            yielding = self._yielding(claim, found)
+            yielding = self._preempter.victim(sequence)
             if yielding is None or not self._may_suffice(sequence, found):
                 return
             victim, cause = yielding
             equals = cause is Cause.FAIRNESS and victim.params.priority == sequence.params.priority
             # A victim waits behind the equal that it yields to; a claim that passes is behind it.
-            self._preempter.preempt(victim, cause, before_all=not equals or claim.passes is not None)
+            self._preempter.preempt(victim, cause, before_all=not equals or claim.passes)
             plan.drop(victim)
+            found = self._memory.find(sequence)
 
     def admit_newcomers(self, chunks: PromptChunks, *, others_begun: bool) -> None:
         """Start short prompts whose turn it is, of clients that run nothing, before short ones that have begun go on.
@@ -172,14 +173,20 @@ class Admission:
 
     def _begin(self, sequence: Sequence, found: Found, spare: int = 0) -> bool:
         """Give it pages, if it can have a slot, and leave so many and what others need."""
-        spare += self._running.pages_to_spare(sequence)
+        spare += self._spare(sequence)
         return self._running.num_free > 0 and self._memory.begin(sequence, found, spare)
 
-    def _fits(self, sequence: Sequence, found: Found, released: list[Sequence]) -> bool:
+    def _spare(self, sequence: Sequence, released: ListOf[Sequence] = ()) -> int:
+        """Pages to leave to running sequences that do not yield to it, if these were released: for the growth of those
+        that yield nobody waits."""
+        yielding = () if self._preempter.victim(sequence) is None else self._preempter.victims(sequence)
+        return self._running.pages_to_spare(sequence, without=list(dict.fromkeys([*released, *yielding])))
+
+    def _fits(self, sequence: Sequence, found: Found, released: ListOf[Sequence]) -> bool:
         """Whether it could start if these running sequences were released."""
         if self._running.num_free + len(released) == 0:
             return False
-        spare = self._running.pages_to_spare(sequence, without=released)
+        spare = self._spare(sequence, released)
         most = sum(one.num_pages for one in released)
         if not self._memory.fits(sequence, found, spare - most):
             return False
@@ -195,23 +202,16 @@ class Admission:
         return bool(ending) and self._fits(sequence, found, ending)
 
     def _claim_of(self, sequence: Sequence) -> Claim | None:
-        """A claim of the sequence whose turn it is, or of one that may pass it: it was
-        preempted, and the other's client runs nothing, while its own client runs more than an
-        equal share."""
-        if self._preempter.victim(sequence) is not None:
-            found = self._memory.find(sequence)
-            return Claim(sequence) if found is not None and self._may_suffice(sequence, found) else None
+        """A claim of the sequence whose turn it is, or of one that may pass it: it was preempted and has no claim, and
+        the other's client runs nothing."""
+        if self._may_claim(sequence):
+            return Claim(sequence)
         newcomer = self._waiting.newcomer() if self._fair and sequence.has_begun else None
-        if newcomer is None or newcomer.has_begun or newcomer.awaits_mask or not self._adapters.has_room(newcomer):
+        if newcomer is None or newcomer.awaits_mask or not self._adapters.has_room(newcomer):
             return None
-        claim, found = Claim(newcomer, passes=sequence), self._memory.find(newcomer)
-        return claim if found is not None and self._yielding(claim, found) is not None else None
+        return Claim(newcomer, passes=True) if self._may_claim(newcomer) else None
 
-    def _yielding(self, claim: Claim, found: Found) -> tuple[Sequence, Cause] | None:
-        """The running sequence that yields to a claim, and why."""
-        yielding = self._preempter.victim(claim.sequence)
-        if yielding is None or claim.passes is None:
-            return yielding
-        victim, cause = yielding
-        enough = victim.client == claim.passes.client and self._fits(claim.sequence, found, [victim])
-        return (victim, cause) if enough else None
+    def _may_claim(self, sequence: Sequence) -> bool:
+        """Whether others would yield to it, and that would be enough."""
+        found = None if self._preempter.victim(sequence) is None else self._memory.find(sequence)
+        return found is not None and self._may_suffice(sequence, found)

@@ -73,13 +73,17 @@ class Preempter:
         events, self.events = self.events, []
         return events
 
+    def least_important(self) -> Sequence:
+        """The running sequence that yields first where pages run out."""
+        return self._running.least_important(fair=self._fair)
+
     def victim(self, sequence: Sequence) -> tuple[Sequence, Cause] | None:
         """The running sequence that yields to this waiting one, and why; None if none does."""
         if not self._running:
             return None
         priority = sequence.params.priority
         if self._running.highest_priority - priority >= self._threshold:
-            return self._running.least_important(), Cause.PRIORITY
+            return self.least_important(), Cause.PRIORITY
         if self._fair and not sequence.has_begun:
             victim = next(self._running.over_their_share(sequence.client, priority), None)
             if victim is not None:

@@ -1,8 +1,9 @@
 """Sequences with a slot and pages, and which of them are preempted first."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from collections.abc import Sequence as ListOf
+from itertools import chain
 from typing import Any
 
 from engine.scheduling.adapter_slots import AdapterSlots
@@ -17,7 +18,8 @@ class RunningSequences:
 
     Of two sequences the less important is the one of the higher ``priority``, and of equals the
     one that arrived later. That order never changes in a sequence's life, and the most important
-    one is never preempted, so something always advances.
+    one is never preempted, nor that of a client for the growth of a client with several, so
+    something always advances.
     """
 
     def __init__(
@@ -141,9 +143,23 @@ class RunningSequences:
         """The priority of the least important one."""
         return max(self._by_priority)
 
-    def least_important(self) -> Sequence:
-        """The first to be preempted."""
-        return max(self, key=_importance)
+    def least_important(self, *, fair: bool) -> Sequence:
+        """The first to be preempted: the last of those of the highest ``priority``.
+
+        If ``fair``, it is the last of clients that have more than one of them and not less than an equal part of their
+        pages: nobody gives up their only one for somebody else's many.
+        """
+        highest = self.highest_priority
+        yielding = [s for s in self if s.params.priority == highest]
+        by_client = defaultdict[str, list[Sequence]](list)
+        for sequence in yielding:
+            by_client[sequence.client].append(sequence)
+        several = [of_client for of_client in by_client.values() if len(of_client) > 1]
+        if fair and len(by_client) > 1 and several:
+            pages = [self._memory.num_exclusive(of_client) for of_client in several]
+            over = [of for of, count in zip(several, pages, strict=True) if count * len(pages) >= sum(pages)]
+            yielding = list(chain.from_iterable(over))
+        return max(yielding, key=_importance)
 
     def over_their_share(self, client: str, priority: int, gone: ListOf[Sequence] = ()) -> Iterator[Sequence]:
         """The sequences that yield to a client that runs nothing, one after the other, as if those before and those

@@ -279,7 +279,7 @@ class InferenceScheduler:
                 some_end = some_end or bool(self._running.will_end())
                 if some_end:
                     break
-                victim = self._running.least_important()
+                victim = self._preempter.least_important()
                 self._preempter.preempt(victim, Cause.PAGES)
                 self._reserve.tighten()
                 plan.drop(victim)

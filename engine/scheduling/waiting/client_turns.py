@@ -1,6 +1,6 @@
 """Waiting sequences of one priority, in the order in which they are to be admitted.
 
-Preempted sequences come first. Then it is the turn of the client that has been given the fewest
+Preempted sequences come first, in the order in which they arrived. Then it is the turn of the client that has been given the fewest
 tokens for its weight, of that client's users in turn, and of a user's sequences in the order in
 which they arrived. This is the virtual token counter of Sheng et al., "Fairness in Serving Large
 Language Models" (2024): what deficit round robin promises, without a quantum to choose and a round
@@ -93,9 +93,13 @@ class ClientTurns:
         waiting.add(sequence, first=first)
 
     def add_preempted(self, sequence: Sequence) -> None:
-        """Add a sequence before all others."""
+        """Add a sequence before all others but those preempted that came earlier."""
+        is_first = not self._preempted or sequence.arrival <= next(iter(self._preempted.values())).arrival
         self._preempted[sequence.request_id] = sequence
-        self._preempted.move_to_end(sequence.request_id, last=False)
+        if is_first:
+            self._preempted.move_to_end(sequence.request_id, last=False)
+        else:
+            self._preempted = OrderedDict(sorted(self._preempted.items(), key=lambda item: item[1].arrival))
 
     def head(self) -> Sequence:
         """The sequence whose turn it is."""
