@@ -843,6 +843,21 @@ def test_of_clients_with_several_the_one_that_holds_most_pages_yields():
     run_to_end(scheduler)
 
 
+def test_who_was_preempted_and_runs_nothing_any_more_takes_the_place_of_a_flood():
+    """It held most pages; when its client's other one has ended, it goes on at once and not when the flood has."""
+    scheduler, _ = build_scheduler(num_pages=100, max_num_seqs=40, budget=64, reserve=GrowthReserve(100))
+    for name, max_tokens in (("first", 60), ("second", 90)):
+        scheduler.add(build_sequence(name, prompt=120, max_tokens=max_tokens, client="large"))
+    for _ in range(5):
+        land(scheduler, scheduler.plan())
+    for number in range(30):
+        scheduler.add(build_sequence(f"flood {number}", prompt=4, max_tokens=250, client="flood"))
+    ended = list(run_to_end(scheduler))
+
+    assert "second" in [event.request_id for event in scheduler.preempted]
+    assert scheduler.preemptions["fairness"] and len(ended) == 32
+
+
 def test_admission_keeps_pages_for_what_those_who_run_may_generate():
     """A burst of short prompts with long outputs is let in as far as their outputs fit: nobody is preempted."""
     reserve = GrowthReserve(40, least=1.0)

@@ -54,7 +54,7 @@ class Preempter:
     """Chooses the sequences that yield to waiting ones, and preempts.
 
     A sequence yields to one of a ``priority`` lower by ``threshold`` or more. If ``fair``, it also
-    yields to a new one of a client that runs nothing, if its own client has more than an equal
+    yields to one of a client that runs nothing, if its own client has more than an equal
     share.
     """
 
@@ -84,7 +84,7 @@ class Preempter:
         priority = sequence.params.priority
         if self._running.highest_priority - priority >= self._threshold:
             return self.least_important(), Cause.PRIORITY
-        if self._fair and not sequence.has_begun:
+        if self._fair:
             victim = next(self._running.over_their_share(sequence.client, priority), None)
             if victim is not None:
                 return victim, Cause.FAIRNESS
@@ -93,7 +93,7 @@ class Preempter:
     def victims(self, sequence: Sequence) -> list[Sequence]:
         """All that yield to this one, one after the other, as long as it has not started."""
         found = [one for one in self._running if self._yields(one, sequence)]
-        if self._fair and not sequence.has_begun:
+        if self._fair:
             found += self._running.over_their_share(sequence.client, sequence.params.priority, list(found))
         return found
 
