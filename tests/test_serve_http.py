@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
@@ -18,7 +19,7 @@ import msgspec
 import psutil
 import pytest
 from daemons import News, build_daemon, gateway
-from fake_driver import PATIENCE, FakeDriver
+from fake_driver import PATIENCE, FakeDriver, serving
 from gateways import CHAT, TEXT, chat, events
 from test_cli import ENVIRONMENT, ODRIVER
 
@@ -245,6 +246,22 @@ def test_who_has_it_reloaded_is_told_of_the_api_keys(address: str, news: News, t
 
     assert code == STOPPED and told.endswith("; 1 API keys are known")
     assert refused.startswith(f"not reloaded: {path} holds no API keys") and "API keys are known" not in refused
+
+
+def test_a_gateway_that_has_ended_holds_up_no_reload(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It has no keys to read any more: as where what is open ends within a drain, and the daemon is reloaded then."""
+    http, ended = gateway(), Event()
+    with serving(address, FakeDriver()):
+        http.start(address, None, lambda code, how: None)
+        http.wait_until_settled()
+        http.finish(ended.set)
+        assert ended.wait(PATIENCE)
+
+        assert [http.reload(), http.reload()] == ["", ""]
+        http.log("debug", "text")
+        http.stop(PATIENCE)
+
+    assert "does not hear" not in caplog.text
 
 
 def test_the_level_of_the_log_is_the_gateways_too(address: str, news: News, capfd: pytest.CaptureFixture[str]) -> None:

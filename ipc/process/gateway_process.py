@@ -55,7 +55,8 @@ class GatewayProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._serials = itertools.count(1)
-        self._answers: queue.SimpleQueue[Reloaded] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Reloaded | None] = queue.SimpleQueue()
+        """None, for good, once it has ended."""
 
     def start(self, address: str, issue_key: Callable[[Path], None] | None, on_end: Callable[[int, str], None]) -> None:
         """Listen, and start the process, for the daemon at this address.
@@ -90,17 +91,22 @@ class GatewayProcess:
         self._order(Log(level, log_format))
 
     def reload(self) -> str:
-        """Have it read its API keys again; says how many there are, nothing if it has no file.
+        """Have it read its API keys again; says how many there are, nothing if it has no file or has
+        ended.
 
         Raises KeyFileError, and changes nothing then.
         """
         serial, until = next(self._serials), time.monotonic() + ANSWER_TIMEOUT
         self._order(ReloadKeys(serial))
         try:
-            while (answer := self._answers.get(timeout=max(0, until - time.monotonic()))).serial != serial:
-                pass  # it comes too late for whoever asked
+            while answer := self._answers.get(timeout=max(0, until - time.monotonic())):
+                if answer.serial == serial:  # others come too late for whoever asked
+                    break
         except queue.Empty:
             raise KeyFileError("the gateway does not say whether it has read its API keys again") from None
+        if answer is None:
+            self._answers.put(None)
+            return ""
         if answer.error:
             raise KeyFileError(answer.error)
         return answer.text
@@ -148,6 +154,8 @@ class GatewayProcess:
         try:
             self._control.send(gateway_orders.write(order), socket.MSG_DONTWAIT)
         except OSError as error:
+            if self._when_finished is not None:  # it was told to end
+                return
             logger.warning("the gateway does not hear the daemon: %s", error)
 
     def _signal(self, number: int) -> None:
@@ -167,6 +175,7 @@ class GatewayProcess:
                         self._answers.put(gateway_orders.read_answer(answer))
             except ConnectionResetError:  # it has died before it read all that it was sent
                 pass
+            self._answers.put(None)
             code = self._process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if self._when_finished is not None:
