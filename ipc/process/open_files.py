@@ -3,12 +3,24 @@
 import logging
 import resource
 
+from engine.errors import ConfigurationError
+
 logger = logging.getLogger(__name__)
+
+LEAST_FILES = 128
+"""With fewer there are none left for clients: a process of sockets keeps 64 for itself, and serves one user
+with a quarter of the rest."""
 
 
 def raise_limit() -> None:
-    """Raise the soft limit to the hard one: a shell's default is low."""
+    """Raise the soft limit to the hard one: a shell's default is low. Raises ConfigurationError where the
+    hard one is below LEAST_FILES."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
+        raise ConfigurationError(
+            f"{hard} files may be open at once, which leaves none for clients: allow {LEAST_FILES} or more "
+            "(ulimit -n; LimitNOFILE= of a systemd unit)"
+        )
     if soft == hard:
         return
     try:

@@ -35,7 +35,6 @@ def serve(flags: Mapping[str, Any]) -> NoReturn:
     os.umask(0o077)
     console = stderr_console()
     configure_logging(console)
-    open_files.raise_limit()
     code = _run(flags, console)
     stop_loading()
     logging.shutdown()
@@ -73,6 +72,7 @@ def _run(flags: Mapping[str, Any], console: Console) -> int:
         found = held(flags)
         configuration = LiveConfiguration(lambda: configs(held(flags)), console)
         configuration.apply()
+        open_files.raise_limit()
         choose_device(configuration.daemon.device)
         if configuration.engine.process_id:
             from ipc.service.follower_daemon import FollowerDaemon
