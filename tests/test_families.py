@@ -324,6 +324,15 @@ def test_eos_ids_that_cannot_be_served_are_refused(tmp_path: Path, ids: list[int
         read_model_config(build_model(tmp_path, eos_token_id=ids))
 
 
+def test_eos_ids_of_two_files_are_refused_for_both(tmp_path: Path) -> None:
+    """And not for config.json alone, which has one here."""
+    (model := build_model(tmp_path, eos_token_id=0)).joinpath("generation_config.json").write_text(
+        json.dumps({"eos_token_id": list(range(33))})
+    )
+    with pytest.raises(ConfigurationError, match=r"eos_token_id, here and in generation_config.json, has 33 ids"):
+        read_model_config(model)
+
+
 @pytest.mark.parametrize("ignored", [0, MOST_EOS_TOKEN_IDS])
 def test_as_many_stop_ids_as_a_model_and_a_request_may_have_are_hidden(ignored: int) -> None:
     """With min_tokens, the largest number of each, also where the model's do not end it."""

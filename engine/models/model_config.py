@@ -15,6 +15,7 @@ import msgspec
 from engine.errors import ConfigurationError
 from engine.models.family import Family, Wrapper
 from engine.models.family_names import FAMILIES, unsupported
+from engine.models.generation_config import FILE as GENERATION_FILE
 from engine.models.generation_config import ids_of, read_generation_config
 from engine.models.requirements import UnsupportedError, require
 from engine.models.spec import ModelSpec
@@ -148,7 +149,9 @@ def _family(given: dict[str, Any], families: Mapping[str, Family | Wrapper]) -> 
 
 def _eos_token_ids(directory: Path, config: _Eos) -> tuple[int, ...]:
     """Those of ``generation_config.json`` and of ``config.json``."""
-    ids = tuple(dict.fromkeys((*read_generation_config(directory).eos_token_ids, *ids_of(config.eos_token_id))))
-    require(min(ids, default=0) >= 0, f"eos_token_id has {min(ids, default=0)}, which is no token")
-    require(len(ids) <= MOST_EOS_TOKEN_IDS, f"eos_token_id has {len(ids)} ids, and {MOST_EOS_TOKEN_IDS} are most")
+    generation = read_generation_config(directory).eos_token_ids
+    ids = tuple(dict.fromkeys((*generation, *ids_of(config.eos_token_id))))
+    eos = f"{EOS}, here and in {GENERATION_FILE}," if generation else EOS
+    require(min(ids, default=0) >= 0, f"{eos} has {min(ids, default=0)}, which is no token")
+    require(len(ids) <= MOST_EOS_TOKEN_IDS, f"{eos} has {len(ids)} ids, and {MOST_EOS_TOKEN_IDS} are most")
     return ids
