@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,8 @@ def test_prompts_are_of_the_vocabulary_and_the_length_asked_for():
         {"request_rate": math.nan},
         {"burstiness": -1.0},
         {"burstiness": math.inf},
+        {"burstiness": 1e-300},
+        {"request_rate": 1e-300},
         {"seed": -1},
     ],
 )
@@ -115,6 +118,26 @@ def test_a_load_that_makes_no_sense_is_refused_by_name(setting):
 
     with pytest.raises(LoadError, match=f"{name} must be .*, not {value}"):
         Load(**setting)
+
+
+def test_more_tokens_than_memory_holds_are_refused():
+    """Before they are made."""
+    with pytest.raises(
+        LoadError, match=r"num_prompts times random_input_len must be at most 100,000,000, not 12,800,000"
+    ):
+        Load(num_prompts=10**8)
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_machine_that_has_no_more_threads_is_told_of_in_words(address, monkeypatch):
+    """Each open request takes one, so there is something to do."""
+
+    def submit(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+    with Client(address) as client, pytest.raises(LoadError, match=r"no more threads than \d+.* --max-concurrency"):
+        send(client, [[1, 2]], {"max_tokens": 1})
 
 
 @pytest.mark.usefixtures("driver")

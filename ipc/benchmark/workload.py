@@ -1,9 +1,10 @@
 """A load: which requests are sent, when, and how each fared. It loads no jax."""
 
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,12 @@ import numpy as np
 from ipc.benchmark.timeline import Timeline
 from ipc.client import Client
 from ipc.errors import OdriverError
+
+MOST_TOKENS = 10**8
+"""Tokens of all prompts, which are made before the first is sent."""
+LONGEST = 7 * 86400.0
+"""Seconds in which all requests are to be sent, on average."""
+LEAST_BURSTINESS = 1e-3
 
 
 class LoadError(OdriverError, ValueError):
@@ -45,6 +52,21 @@ class Load:
         for name in ("request_rate", "burstiness"):
             _require(getattr(self, name) > 0, name, "above 0", getattr(self, name))
         _require(math.isfinite(self.burstiness), "burstiness", "finite", self.burstiness)
+        _require(self.burstiness >= LEAST_BURSTINESS, "burstiness", f"at least {LEAST_BURSTINESS}", self.burstiness)
+        num_tokens = self.num_prompts * self.random_input_len
+        _require(
+            num_tokens <= MOST_TOKENS,
+            "num_prompts times random_input_len",
+            f"at most {MOST_TOKENS:,}",
+            f"{num_tokens:,}",
+        )
+        least = self.num_prompts / LONGEST
+        _require(
+            self.request_rate >= least,
+            "request_rate",
+            f"at least {least:.3g}, with which {self.num_prompts:,} requests take a week",
+            self.request_rate,
+        )
         _require(self.seed >= 0, "seed", "0 or more", self.seed)
 
     def prompts(self, vocab_size: int) -> list[list[int]]:
@@ -96,13 +118,25 @@ def send(
         followers = []
         for prompt, at in zip(prompts, times or [0.0] * len(prompts), strict=True):
             time.sleep(max(0.0, began + at - time.monotonic()))
-            followers.append(pool.submit(follow, prompt))
+            followers.append(_submitted(pool, follow, prompt))
         return [follower.result() for follower in followers]
     except BaseException:
         client.close()  # ends every open request, and so the threads
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _submitted(
+    pool: ThreadPoolExecutor, follow: Callable[[list[int]], Timeline], prompt: list[int]
+) -> Future[Timeline]:
+    try:
+        return pool.submit(follow, prompt)
+    except RuntimeError as error:
+        raise LoadError(
+            f"this machine lets a program have no more threads than {threading.active_count()}, and each open request "
+            "takes one: limit those with --max-concurrency"
+        ) from error
 
 
 def _follow(client: Client, prompt: list[int], params: Mapping[str, Any], stream: bool) -> Timeline:
