@@ -19,7 +19,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.step import execution_manager
 from engine.step.executables import identity, stored
-from engine.step.executables.stored import PREFIX
+from engine.step.executables.stored import PREFIX, StoredExecutables
 
 PARAMS = (SamplingParams(temperature=0, logprobs=2), SamplingParams(temperature=1, top_p=0.9, presence_penalty=1))
 
@@ -108,6 +108,27 @@ def test_every_kind_of_program_is_kept(checkpoint, compiled, settings):
 
     assert text(start(checkpoint, **settings)) == first
     assert not compiled
+
+
+def test_what_cannot_be_read_is_compiled_again(tmp_path, caplog):
+    """As a file of another user, or of a storage that is away; it ended the start in a traceback."""
+    (tmp_path / "step-1").mkdir()
+
+    assert StoredExecutables(tmp_path, tuple(jax.devices())).read("step", 1) is None
+
+    assert f"{tmp_path / 'step-1'} cannot be read (Is a directory): step is compiled again" in caplog.text
+
+
+def test_what_another_user_has_made_is_not_read(tmp_path, monkeypatch):
+    """Pickles run what they say; root's are no danger."""
+    StoredExecutables(tmp_path, tuple(jax.devices()))
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+
+    with pytest.raises(PermissionError, match="it belongs to another user"):
+        StoredExecutables(tmp_path, tuple(jax.devices()))
 
 
 @pytest.mark.thorough

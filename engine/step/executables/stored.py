@@ -4,6 +4,7 @@ JAX's own cache on disk is found by a program's text, which takes tracing, most 
 These are found by what the text is made from (identity.py).
 """
 
+import errno
 import hashlib
 import logging
 import os
@@ -38,12 +39,16 @@ class Stored:
 class StoredExecutables:
     """A directory of one identity's executables. Any thread may read and write.
 
-    Files are pickles: the directory belongs to the daemon's user, and nobody else may write there.
+    Files are pickles, which run what they say: a directory that another user than root has made is not used.
     """
 
     def __init__(self, directory: Path, devices: tuple[Device, ...]) -> None:
         """``devices`` are those that they were compiled for, and run on. Raises OSError."""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (owner := directory.stat().st_uid) not in (os.geteuid(), 0):
+            raise PermissionError(
+                errno.EPERM, f"it belongs to another user, {owner}, who could have this one run anything"
+            )
         os.utime(directory)
         self._directory, self._devices = directory, devices
         _forget_old(directory.parent)
@@ -55,11 +60,14 @@ class StoredExecutables:
 
     def read(self, program: str, size: int) -> Stored | None:
         """The executable of a program for so many tokens or rows; None if there is none that is
-        whole."""
+        whole and may be read."""
         path = self._path(program, size)
         try:
             content = path.read_bytes()
         except FileNotFoundError:
+            return None
+        except OSError as error:
+            logger.warning("%s cannot be read (%s): %s is compiled again", path, error.strerror, program)
             return None
         digest, payload = content[:DIGEST], content[DIGEST:]
         if hashlib.sha256(payload).digest() != digest:
@@ -92,7 +100,8 @@ class StoredExecutables:
             unfinished.rename(path)  # atomic: nobody reads half of it
         except OSError as error:
             logger.warning("%s of %d cannot be kept on disk: %s", program, size, error)
-            unfinished.unlink(missing_ok=True)
+            with suppress(OSError):  # it may never have been there
+                unfinished.unlink()
 
     def _path(self, program: str, size: int) -> Path:
         return self._directory / f"{program.replace(' ', '-')}-{size}"
