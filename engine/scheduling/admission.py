@@ -70,22 +70,24 @@ class Admission:
         sequence = claim.sequence
         if not self._adapters.has_room(sequence):
             return
-        found = self._memory.find(sequence)
-        if found is not None and self._room_will_come(sequence, found):
-            return
+        found, yielding = self._memory.find(sequence), self._preempter.victims(sequence)
+        ending = self._running.will_end()
+        if found is not None and ending and self._fits(sequence, found, ending, yielding):
+            return  # it can start as soon as the last tokens in flight have landed
         while found is not None:
-            if self._begin(sequence, found):
+            spare = self._running.pages_to_spare(sequence, without=yielding)
+            if self._running.num_free > 0 and self._memory.begin(sequence, found, spare):
                 self._start(sequence)
                 return
-            yielding = self._preempter.victim(sequence)
-            if yielding is None or not self._may_suffice(sequence, found):
+            first = self._preempter.victim(sequence)
+            if first is None or not self._fits(sequence, found, yielding, yielding):
                 return
-            victim, cause = yielding
+            victim, cause = first
             equals = cause is Cause.FAIRNESS and victim.params.priority == sequence.params.priority
             # A victim waits behind the equal that it yields to; a claim that passes is behind it.
             self._preempter.preempt(victim, cause, before_all=not equals or claim.passes)
             plan.drop(victim)
-            found = self._memory.find(sequence)
+            found, yielding = self._memory.find(sequence), self._preempter.victims(sequence)
 
     def admit_newcomers(self, chunks: PromptChunks, *, others_begun: bool) -> None:
         """Start short prompts whose turn it is, of clients that run nothing, before short ones that have begun go on.
@@ -173,33 +175,21 @@ class Admission:
 
     def _begin(self, sequence: Sequence, found: Found, spare: int = 0) -> bool:
         """Give it pages, if it can have a slot, and leave so many and what others need."""
-        spare += self._spare(sequence)
+        spare += self._running.pages_to_spare(sequence)
         return self._running.num_free > 0 and self._memory.begin(sequence, found, spare)
 
-    def _spare(self, sequence: Sequence, released: ListOf[Sequence] = ()) -> int:
-        """Pages to leave to running sequences that do not yield to it, if these were released: for the growth of those
-        that yield nobody waits."""
-        yielding = () if self._preempter.victim(sequence) is None else self._preempter.victims(sequence)
-        return self._running.pages_to_spare(sequence, without=list(dict.fromkeys([*released, *yielding])))
+    def _fits(self, sequence: Sequence, found: Found, released: ListOf[Sequence], yielding: ListOf[Sequence]) -> bool:
+        """Whether it could start if some running sequences were released.
 
-    def _fits(self, sequence: Sequence, found: Found, released: ListOf[Sequence]) -> bool:
-        """Whether it could start if these running sequences were released."""
+        Those that yield to it keep no pages from it that they may yet grow by.
+        """
         if self._running.num_free + len(released) == 0:
             return False
-        spare = self._spare(sequence, released)
+        spare = self._running.pages_to_spare(sequence, without=list(dict.fromkeys([*released, *yielding])))
         most = sum(one.num_pages for one in released)
         if not self._memory.fits(sequence, found, spare - most):
             return False
         return self._memory.fits(sequence, found, spare - self._memory.num_exclusive(released))
-
-    def _may_suffice(self, sequence: Sequence, found: Found) -> bool:
-        """Whether it could start if all yielded that may: otherwise none does, as it would be in vain."""
-        return self._fits(sequence, found, self._preempter.victims(sequence))
-
-    def _room_will_come(self, sequence: Sequence, found: Found) -> bool:
-        """Whether it can start as soon as the last tokens in flight have landed."""
-        ending = self._running.will_end()
-        return bool(ending) and self._fits(sequence, found, ending)
 
     def _claim_of(self, sequence: Sequence) -> Claim | None:
         """A claim of the sequence whose turn it is, or of one that may pass it: it was preempted and has no claim, and
@@ -212,6 +202,7 @@ class Admission:
         return Claim(newcomer, passes=True) if self._may_claim(newcomer) else None
 
     def _may_claim(self, sequence: Sequence) -> bool:
-        """Whether others would yield to it, and that would be enough."""
-        found = None if self._preempter.victim(sequence) is None else self._memory.find(sequence)
-        return found is not None and self._may_suffice(sequence, found)
+        """Whether others would yield to it, and that would be enough: otherwise none does, as it would be in vain."""
+        yielding = self._preempter.victims(sequence)
+        found = self._memory.find(sequence) if yielding else None
+        return found is not None and self._fits(sequence, found, yielding, yielding)
