@@ -30,7 +30,7 @@ from engine.models.spec import ModelSpec
 from engine.models.weights.sources.fingerprint import fingerprint
 from engine.models.weights.sources.opening import check_weights, open_weights
 from engine.models.weights.sources.tensor_source import TensorSource
-from engine.models.weights.store import AnyDecoder, abstract_decoder, parameter_bytes, put
+from engine.models.weights.store import AnyDecoder, abstract_decoder, inputs_of_a_scale, parameter_bytes, put
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.speculation.read_draft import read_stored_draft
 from engine.step.backend import Backend
@@ -137,9 +137,11 @@ class ServedModel:
 
     def _fingerprint(self, tensors: int) -> str:
         """What two engines share that make the same tokens of the same, but for rounding: of the model, its tensors,
-        what they are rounded to, and the seed. Drafts change no token."""
+        what they are rounded to, and the seed. Drafts change no token, and devices do where they change what is
+        rounded by one scale."""
+        scales = inputs_of_a_scale(self.partition, self.weight_format) if self.quantization in ("int4", "w8a8") else []
         of_adapters = self.dtype.name if self.config.lora_dtype == "auto" else self.config.lora_dtype
-        formats = self.dtype.name, self.kv_dtype.name, self.quantization, of_adapters
+        formats = self.dtype.name, self.kv_dtype.name, self.quantization, of_adapters, *scales
         facts = without_addresses(repr((self.model, tensors, formats, self.config.seed)))
         return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
 

@@ -19,6 +19,7 @@ from engine.models.weights.sources import fingerprint as fingerprints
 from engine.models.weights.sources.fingerprint import fingerprint
 from engine.models.weights.sources.opening import open_weights
 from engine.served_model import ServedModel
+from engine.step.backend_choice import xla_backend
 from ipc.service.start_up import _fingerprint, load_tokenizer
 
 UNREAD = "model.layers.0.self_attn.rotary_emb.inv_freq"
@@ -66,6 +67,28 @@ def test_what_changes_tokens_changes_it(directory: Path, differs: dict[str, Any]
 
     assert plain == engine_fingerprint(directory, dtype="float32", lora_dtype="float32", enable_lora=True)
     assert plain != engine_fingerprint(directory, **differs)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "intermediate_size", "is_same"),
+    [("int8", 64, True), ("int4", 256, True), ("int4", 128, False), ("int4", 96, False), ("w8a8", 64, False)],
+)
+def test_devices_change_it_where_they_change_what_numbers_are_rounded_to(
+    tmp_path: Path, quantization: str, intermediate_size: int, is_same: bool
+) -> None:
+    """Where a device's inputs have other groups or none, or are scaled by themselves."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128}
+    directory = build_checkpoint(tmp_path, num_hidden_layers=1, intermediate_size=intermediate_size, **sizes)
+    model, backend = read_model_config(directory), xla_backend(np.dtype(np.float32))
+
+    one, two = (
+        engine_fingerprint(
+            directory, {"quantization": quantization, "backend": backend, "partition": Partition(model, devices)}
+        )
+        for devices in (1, 2)
+    )
+
+    assert (one == two) is is_same
 
 
 def test_tokenizer_and_template_change_it(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from engine.models.partition import Partition
 from engine.models.spec import layer_plan
 from engine.models.weights.factory import declared
 from engine.models.weights.forms import Scaled, dense_leaf, form_of, leaves_of
+from engine.models.weights.int4 import group_size, has_groups
 from engine.models.weights.parameters import Parameter, Role
 from engine.models.weights.pieces import pieces
 from engine.models.weights.placement import Parts, delete, device_parts, fill, made_of
@@ -151,6 +152,20 @@ def kept_in_8_bits(partition: Partition, form: WeightFormat) -> set[Role]:
     parameters = [entry.parameter for entry in declared_entries(partition)]
     kept = (one for one in parameters if form_of(one, form, partition.devices) is Scaled)
     return {one.role for one in kept if not form.has_int8_products(one)}
+
+
+def inputs_of_a_scale(partition: Partition, form: WeightFormat) -> list[tuple[str, int]]:
+    """Of each kernel by its name, how many inputs are rounded by one scale: of weights in 4 bits a
+    group, of products in 8 bits a device's, and else all of them."""
+    kernels = (entry.parameter for entry in declared_entries(partition) if entry.parameter.inputs)
+    return [(one.name, _inputs_of_a_scale(one, form, partition.devices)) for one in kernels]
+
+
+def _inputs_of_a_scale(parameter: Parameter, form: WeightFormat, devices: int) -> int:
+    if has_groups(parameter, form, devices) and not parameter.exact:
+        return group_size(parameter, devices)
+    sizes = parameter.part(devices) if form.has_int8_products(parameter) else parameter.shape
+    return sizes[parameter.role.lead]
 
 
 @cache
