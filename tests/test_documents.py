@@ -1,6 +1,7 @@
 """README and docs/: what they show exists. scripts/check_docs runs it."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -18,9 +19,14 @@ from scripts.documents.pages import PAGES, ROOT, Block
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+TREE = re.compile(r"(caching|engine|driver|ipc|scripts|tests|docs)/[\w./-]+")
 FLAG = re.compile(r"(?<!\S)--[a-z][a-z0-9-]+(?![\w-])")
 OTHERS_FLAGS = {"--local-dir", "--build-arg", "--privileged", "--net", *(flag.name for flag in VLLM_FLAGS)}
 """Of programs that are not ours."""
+OTHERS_NAMES = {"ODRIVER_SERVICE_HOST", "ODRIVER_PORT_8000_TCP", "convert_tokenizer_to_chat_template", "add_eos_token"}
+OTHERS_NAMES |= {"number_of_animals_in_the_story"}
+"""The same, and of an example."""
 PAGE = """
 <!-- file: a.json -->
 ```json
@@ -50,6 +56,9 @@ print(1)
 1
 ```
 """
+PROTOCOL = ROOT / "ipc" / "PROTOCOL.md"
+PACKAGES = [ROOT / name for name in ("caching", "engine", "driver", "ipc")]
+SUFFIXES = {".py", ".cc", ".h", ".js", ".service"}
 MODELS = ROOT / "docs" / "models.md"
 """Its table of what models need takes seconds."""
 BLOCKS = [block for page in PAGES for block in pages.blocks(page)]
@@ -82,6 +91,36 @@ def test_every_flag_and_command_in_a_sentence_exists(page: Path) -> None:
         subcommand(name)
 
 
+@functools.cache
+def words() -> set[str]:
+    """Every word of the sources, of this file alone none."""
+    paths = (path for folder in (*PACKAGES, ROOT / "scripts", ROOT / "tests") for path in folder.rglob("*.*"))
+    sources = (path for path in paths if path.suffix in SUFFIXES and path != Path(__file__))
+    return {word for path in sources for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+
+
+def test_every_name_and_file_in_a_sentence_exists(page: Path) -> None:
+    """Those in backticks: names of the code, fields, settings, and files from a package on. Metrics are in test_monitoring."""
+    codes = CODE.findall(pages.FENCE.sub("", page.read_text(encoding="utf-8")))
+    names = {code for code in codes if NAME.fullmatch(code) and not code.startswith("odriver_")}
+
+    assert [code for code in codes if TREE.fullmatch(code) and not (ROOT / code).exists()] == []
+    assert {name for name in names if name.rpartition(".")[2] not in words()} - OTHERS_NAMES == set()
+
+
+def test_every_folder_of_the_packages_has_its_row() -> None:
+    """In the picture of rooms."""
+    text = (ROOT / "docs" / "how-it-is-built.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)/(\w+)`((?:, `\w+`)*) \|", text, re.MULTILINE)
+    shown = {f"{package}/{name}" for package, first, others in rows for name in (first, *CODE.findall(others))}
+    folders = (path for package in PACKAGES for path in package.iterdir())
+
+    assert shown == {
+        str(path.relative_to(ROOT)) for path in folders if any(file.suffix in SUFFIXES for file in path.glob("*"))
+    }
+
+
+@pytest.mark.parametrize("page", [*PAGES, PROTOCOL], ids=lambda path: path.stem)
 def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     """Of the tree; pages elsewhere are not looked at."""
     for target, heading in LINK.findall(page.read_text(encoding="utf-8")):

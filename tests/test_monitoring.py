@@ -30,6 +30,7 @@ from ipc.service.daemon import Daemon
 from ipc.service.http_config import HttpConfig
 from ipc.service.start_up import Loaded
 from ipc.wire.messages import PROGRESS_LIMIT
+from scripts.documents.pages import PAGES
 
 MONITORING = Path(__file__).parent.parent / "docs" / "monitoring"
 DASHBOARD = json.loads((MONITORING / "grafana.json").read_text())
@@ -38,11 +39,13 @@ OF_PROMETHEUS = {"instance", "job", "le"}
 """Labels that a scrape adds, and the one of buckets."""
 
 
-class PreemptingEngine(FakeEngine):
-    """Has preempted once: a cause is shown from then on."""
+class BusyEngine(FakeEngine):
+    """Has preempted, accepted a draft and slots for adapters: what they count is shown from then on."""
 
     def stats(self) -> EngineStats:
-        return msgspec.structs.replace(super().stats(), preemptions_by_cause={"pages": 1})
+        return msgspec.structs.replace(
+            super().stats(), preemptions_by_cause={"pages": 1}, num_accepted_tokens_per_pos=(1,), max_loras=1
+        )
 
 
 def scraped(address: str) -> dict[str, set[str]]:
@@ -52,7 +55,7 @@ def scraped(address: str) -> dict[str, set[str]]:
         config: EngineConfig, report: Callable[..., None], on_failure: Callable[[str], None], *others: object
     ) -> Loaded:
         del config, report, others
-        driver = oDriver(PreemptingEngine(), FakeTokenizer(), on_failure=on_failure)
+        driver = oDriver(BusyEngine(), FakeTokenizer(), on_failure=on_failure)
         return Loaded(driver, "parrot", LIMITS, {}, DriverMetrics(driver, "parrot", {}))
 
     def talk() -> str:
@@ -90,6 +93,15 @@ def test_every_metric_of_dashboard_and_alerts_is_one_that_a_daemon_shows(address
         labels = set().union(*(known[name] for name in names)) | OF_PROMETHEUS
         assert selected | summed <= labels, f"{query}: {(selected | summed) - labels}"
     assert len(panels) > 30 and len(RULES) > 10
+
+
+def test_every_metric_that_a_page_names_is_one_that_a_daemon_shows(address: str) -> None:
+    """As a query has to name it: with a counter's ending, and without those of a histogram's parts."""
+    known = {re.sub("_bucket$", "", name) for name in scraped(address)}
+
+    for page in PAGES:
+        names = set(re.findall(r"`((?:vllm:|odriver_)\w+)`", page.read_text(encoding="utf-8")))
+        assert names <= known, f"{page.name}: {names - known}"
 
 
 def test_the_dashboard_is_one_that_grafana_takes() -> None:
