@@ -21,6 +21,7 @@ from ipc.service.start_up import Loaded
 
 Report = Callable[[Progress], None]
 Fail = Callable[[str], None]
+DESCRIPTION = {"dtype": "float32, weights in int8", "device": "1 x cpu", "operations": "XLA"}
 
 
 class News:
@@ -60,7 +61,7 @@ def build_daemon(
         during_load(report)
         if failures is not None:
             failures.append(partial(end, FAULT))
-        return Loaded(driver or FakeDriver(), "parrot", LIMITS, {"model": "parrot"})
+        return Loaded(driver or FakeDriver(), "parrot", LIMITS, {"model": "/models/parrot"} | DESCRIPTION)
 
     console = Console(stderr=True)
     read = read or (lambda: (EngineConfig(), DaemonConfig(bind=address, drain_timeout=drain_timeout), HttpConfig()))

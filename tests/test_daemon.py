@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemons import Fail, News, Report, build_daemon
+from daemons import DESCRIPTION, Fail, News, Report, build_daemon
 from fake_driver import PATIENCE, FakeDriver, serving
 from test_client import why_not
 
@@ -76,6 +76,23 @@ def assert_drains(address: str, news: News, ask: Callable[[], Any]) -> None:
 
     assert code == STOPPED == 0
     assert refused.result() == "draining"
+
+
+def test_the_status_has_what_the_start_said_of_the_numbers_and_the_operations(address: str, news: News) -> None:
+    """Who asks later has not the start's table; the model is called as requests call it."""
+
+    def talk() -> dict[str, Any]:
+        news.until("READY=1")
+        with ControlClient(address) as control:
+            status = control.status()
+            control.drain()
+            return status
+
+    with ThreadPoolExecutor(1) as thread:
+        status = thread.submit(talk)
+        assert build_daemon(address, FakeDriver()).run() == STOPPED
+
+    assert status.result().items() >= ({"model": "parrot"} | DESCRIPTION).items()
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, "control"])

@@ -5,7 +5,7 @@ outbox.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,15 +70,17 @@ Reloading = Callable[[str, ReturnChannel], None]
 class Control:
     """Answers control messages. It keeps no state but weights that a client is sending.
 
-    ``drain``, given seconds or None, ends the daemon once its work is done. ``reload`` has it read
-    its configuration again, and ``set_log_level`` log from a level on. ``profiles`` is the
-    directory of traces, and ``weights_root`` that of weights, None if there is none.
+    ``description`` is what the status has in words, by name. ``drain``, given seconds or None, ends
+    the daemon once its work is done. ``reload`` has it read its configuration again, and
+    ``set_log_level`` log from a level on. ``profiles`` is the directory of traces, and
+    ``weights_root`` that of weights, None if there is none.
     """
 
     def __init__(
         self,
         driver: Driver,
         welcome: Welcome,
+        description: Mapping[str, str],
         num_clients: Callable[[], int],
         metrics: Callable[[], str],
         drain: Callable[[float | None], None],
@@ -92,6 +94,7 @@ class Control:
     ) -> None:
         self._driver = driver
         self._welcome = welcome
+        self._description = description
         self._num_clients = num_clients
         self._metrics = metrics
         self._drain = drain
@@ -274,7 +277,8 @@ class Control:
         snapshot["stages"] |= self._socket_stages()
         aliases = {"aliases": self._welcome.aliases} if self._welcome.aliases else {}
         fingerprint = {"fingerprint": self._welcome.fingerprint} if self._welcome.fingerprint else {}
-        return {"model": self._welcome.model, **aliases, **fingerprint, "clients": self._num_clients(), **snapshot}
+        names = {"model": self._welcome.model, **aliases, **fingerprint}
+        return {**names, **self._description, "clients": self._num_clients(), **snapshot}
 
 
 def _not_yours(tenant: Tenant) -> str:

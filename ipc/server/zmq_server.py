@@ -5,7 +5,7 @@ Each has a process of its own, which faces the clients (``socket_process``), and
 which answers them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from engine.hub.roots import Root
@@ -103,8 +103,10 @@ class Server:
         *,
         enable_lora: bool = False,
         fingerprint: str = "",
+        description: Mapping[str, str] | None = None,
     ) -> None:
-        """Begin to answer, waiting clients first; ``metrics`` returns Prometheus's text."""
+        """Begin to answer, waiting clients first; ``metrics`` returns Prometheus's text, and
+        ``description`` is a part of the status."""
         welcome = Welcome(
             version=PROTOCOL_VERSION,
             model=model,
@@ -127,6 +129,7 @@ class Server:
             Control(
                 driver,
                 welcome,
+                description or {},
                 self._num_clients,
                 metrics,
                 self._on_drain,

@@ -53,6 +53,8 @@ DRIVER_TIMEOUT = 3.0
 """Seconds for the driver's threads to finish their present item, such as a step of the device."""
 SHUTDOWN_TIMEOUT = 4.5
 """Seconds for the whole shutdown; then the process ends with a traceback of all threads."""
+DESCRIBED = ("dtype", "device", "operations")
+"""The facts of the start that the status has, too."""
 START_PATIENCE = 600.0
 """Seconds that systemd waits for each compilation or stage of the start."""
 LONGEST_DRAIN = 7 * 86400.0
@@ -154,6 +156,7 @@ class Daemon:
             loaded.aliases,
             enable_lora=loaded.enable_lora,
             fingerprint=loaded.fingerprint,
+            description={name: loaded.facts[name] for name in DESCRIBED if name in loaded.facts},
         )
         if self._gateway is not None:
             self._gateway.wait_until_settled()
