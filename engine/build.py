@@ -3,8 +3,10 @@
 import gc
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import jax
@@ -278,3 +280,13 @@ def _use_compilation_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache_home() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    _forget_empty_entries(Path(jax.config.jax_compilation_cache_dir))  # type: ignore[attr-defined]
+
+
+def _forget_empty_entries(cache: Path) -> None:
+    """Delete those that a full disk or a power cut has left: JAX never writes an entry again whose file
+    is there, and each start would warn of it and compile its function."""
+    with suppress(OSError):  # it is another user's, or another start has deleted one
+        for entry in cache.glob("*-cache"):
+            if not entry.stat().st_size:
+                entry.unlink()

@@ -119,6 +119,21 @@ def test_what_cannot_be_read_is_compiled_again(tmp_path, caplog):
     assert f"{tmp_path / 'step-1'} cannot be read (Is a directory): step is compiled again" in caplog.text
 
 
+def test_what_jax_could_not_write_is_written_by_a_later_start(checkpoint, cache):
+    """As after a full disk: its entries were empty for good, and each start warned of them and compiled."""
+    start(checkpoint)
+    entries = sorted(cache.glob("*-cache"))
+    for entry in entries:
+        entry.write_bytes(b"")
+    jax.clear_caches()
+    compilation_cache.reset_cache()
+
+    start(checkpoint)
+
+    assert entries
+    assert all(entry.stat().st_size for entry in cache.glob("*-cache"))
+
+
 def test_what_another_user_has_made_is_not_read(tmp_path, monkeypatch):
     """Pickles run what they say; root's are no danger."""
     StoredExecutables(tmp_path, tuple(jax.devices()))
