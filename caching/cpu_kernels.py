@@ -7,6 +7,7 @@ level of processors into a wheel. Where there is no such library, as in a clone,
 """
 
 import ctypes
+import errno
 import hashlib
 import logging
 import os
@@ -87,6 +88,11 @@ def find(source: Path) -> Path | None:
     """
     stem = _stem(source, level())
     for directory in (SHIPPED, _compiled_here()):
+        if directory != SHIPPED:
+            try:
+                check_owner(directory)
+            except PermissionError as error:
+                raise KernelsUnavailable(f"{directory} is not used ({error.strerror}): set XDG_CACHE_HOME") from error
         for library in _fitting(directory, stem):
             try:
                 _check_whole(library)
@@ -96,6 +102,16 @@ def find(source: Path) -> Path | None:
             else:
                 return library
     return None
+
+
+def check_owner(directory: Path) -> None:
+    """Raises PermissionError for a directory of what is to be run that another user than root has made."""
+    try:
+        owner = directory.stat().st_uid
+    except OSError:  # there is none, or whoever reads it says why not
+        return
+    if owner not in (os.geteuid(), 0):
+        raise PermissionError(errno.EPERM, f"it belongs to another user, {owner}, who could have this one run anything")
 
 
 def _check_whole(library: Path) -> None:

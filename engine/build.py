@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import jax
 
-from caching.cpu_kernels import cache_home
+from caching.cpu_kernels import cache_home, check_owner
 from caching.page_manager import HBMPageManager
 from engine.config import EngineConfig
 from engine.devices.device_errors import DeviceError, device_errors
@@ -277,7 +277,13 @@ def _copy_cost(shapes: StepShapes) -> CopyCost | None:
 def _use_compilation_cache() -> None:
     """Cache compiled steps on disk, in JAX_COMPILATION_CACHE_DIR or under XDG_CACHE_HOME."""
     if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        jax.config.update("jax_compilation_cache_dir", str(cache_home() / "xla"))
+        own = cache_home() / "xla"
+        jax.config.update("jax_compilation_cache_dir", str(own))
+        try:
+            check_owner(own)
+        except PermissionError as error:
+            logger.warning("JAX's cache in %s is not used (%s): set XDG_CACHE_HOME", own, error.strerror)
+            jax.config.update("jax_enable_compilation_cache", False)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     _forget_empty_entries(Path(jax.config.jax_compilation_cache_dir))  # type: ignore[attr-defined]
@@ -286,7 +292,7 @@ def _use_compilation_cache() -> None:
 def _forget_empty_entries(cache: Path) -> None:
     """Delete those that a full disk or a power cut has left: JAX never writes an entry again whose file
     is there, and each start would warn of it and compile its function."""
-    with suppress(OSError):  # it is another user's, or another start has deleted one
+    with suppress(OSError):  # it may not be read, or another start has deleted one
         for entry in cache.glob("*-cache"):
             if not entry.stat().st_size:
                 entry.unlink()

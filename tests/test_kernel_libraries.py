@@ -184,6 +184,20 @@ def test_a_cache_that_may_not_be_entered_has_no_library(with_compiler: Path, mon
     assert find(with_compiler) is None
 
 
+def test_a_cache_that_another_user_has_made_is_neither_loaded_from_nor_compiled_into(
+    with_compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library runs what it says; root's are no danger."""
+    kernels = compile_library(with_compiler, instruction_set.level(), cpu_kernels.cache_home() / "kernels").parent
+    if os.geteuid() == 0:
+        os.chown(kernels, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+
+    with pytest.raises(KernelsUnavailable, match=r"belongs to another user, .*: set XDG_CACHE_HOME"):
+        cpu_kernels._load(with_compiler)
+
+
 @pytest.mark.usefixtures("machine")
 def test_the_doctor_says_which_kernels_a_start_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """None, those that the first start will compile, those that one has compiled, or those of the wheel."""

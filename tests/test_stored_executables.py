@@ -12,6 +12,7 @@ import pytest
 from checkpoints import build_checkpoint
 from jax.experimental.compilation_cache import compilation_cache
 
+from engine import build
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.oengine import oEngine
@@ -144,6 +145,27 @@ def test_what_another_user_has_made_is_not_read(tmp_path, monkeypatch):
 
     with pytest.raises(PermissionError, match="it belongs to another user"):
         StoredExecutables(tmp_path, tuple(jax.devices()))
+
+
+def test_jax_reads_nothing_that_another_user_has_made(cache, monkeypatch, caplog):
+    """Its entries are programs of the machine; where the operator has named the directory they are the operator's."""
+    own = cache / "odriver" / "xla"
+    own.mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    os.chown(own, os.getuid() or 54321, -1)
+    before = jax.config.jax_enable_compilation_cache
+    try:
+        build._use_compilation_cache()
+        assert jax.config.jax_enable_compilation_cache == before
+        jax.config.update("jax_compilation_cache_dir", None)
+
+        build._use_compilation_cache()
+
+        assert not jax.config.jax_enable_compilation_cache
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+    assert f"JAX's cache in {own} is not used (it belongs to another user" in caplog.text
 
 
 @pytest.mark.thorough

@@ -4,7 +4,6 @@ JAX's own cache on disk is found by a program's text, which takes tracing, most 
 These are found by what the text is made from (identity.py).
 """
 
-import errno
 import hashlib
 import logging
 import os
@@ -18,6 +17,8 @@ import jax
 from jax import Device
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 from jax.stages import Compiled
+
+from caching.cpu_kernels import check_owner
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +46,7 @@ class StoredExecutables:
     def __init__(self, directory: Path, devices: tuple[Device, ...]) -> None:
         """``devices`` are those that they were compiled for, and run on. Raises OSError."""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if (owner := directory.stat().st_uid) not in (os.geteuid(), 0):
-            raise PermissionError(
-                errno.EPERM, f"it belongs to another user, {owner}, who could have this one run anything"
-            )
+        check_owner(directory)
         os.utime(directory)
         self._directory, self._devices = directory, devices
         _forget_old(directory.parent)
