@@ -67,6 +67,24 @@ def test_a_second_profile_is_refused_and_the_first_goes_on(tmp_path):
     assert len(traces(tmp_path / "a")) == 1
 
 
+def test_after_a_profile_that_could_not_be_written_there_are_others(tmp_path):
+    """As on a full disk: JAX kept it for good, and no other was started until the daemon was."""
+    profiler = Profiler()
+    profiler.start(str(tmp_path / "a"))
+    in_the_way = tmp_path / "a" / "plugins"
+    in_the_way.touch()
+    with pytest.raises(ProfilerError, match=r"the profile for .*/a cannot be written"):
+        profiler.stop()
+    with pytest.raises(ProfilerError, match=r"cannot profile into .*/b"):
+        profiler.start(str(tmp_path / "b"))
+    in_the_way.unlink()
+
+    profiler.start(str(tmp_path / "b"))
+    profiler.stop()
+
+    assert len(traces(tmp_path / "b")) == 1
+
+
 def test_no_profile_is_stopped_where_none_runs():
     """It says so."""
     with pytest.raises(ProfilerError, match="no profile is running: start one first"):

@@ -14,6 +14,8 @@ class Profiler:
 
     def __init__(self) -> None:
         self._directory: str | None = None
+        self._is_unwritten = False
+        """Whether JAX still has a trace that could not be written, beside which it starts no other."""
 
     def start(self, directory: str) -> None:
         """Start a trace in a new directory, which therefore has no links out of it.
@@ -23,6 +25,9 @@ class Profiler:
         if self._directory is not None:
             raise ProfilerError(f"a profile for {self._directory} is running already: stop it first")
         try:
+            if self._is_unwritten:
+                jax.profiler.stop_trace()
+                self._is_unwritten = False
             Path(directory).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             Path(directory).mkdir(mode=0o700)
             jax.profiler.start_trace(directory)
@@ -40,5 +45,6 @@ class Profiler:
         try:
             jax.profiler.stop_trace()
         except (OSError, RuntimeError) as error:
+            self._is_unwritten = True
             raise ProfilerError(f"the profile for {directory} cannot be written: {error}") from error
         return directory
