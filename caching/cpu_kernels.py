@@ -7,7 +7,6 @@ level of processors into a wheel. Where there is no such library, as in a clone,
 """
 
 import ctypes
-import errno
 import hashlib
 import logging
 import os
@@ -27,6 +26,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from caching.cache_directory import cache_home, check_owner
 from caching.cores import usable_cores
 from caching.instruction_set import compiler_flags, level
 
@@ -49,11 +49,6 @@ _running: "set[subprocess.Popen[str]]" = set()
 
 class KernelsUnavailable(Exception):
     """This machine cannot have our kernels; the text has the reason and the remedy."""
-
-
-def cache_home() -> Path:
-    """The directory of what is compiled, under XDG_CACHE_HOME."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "odriver"
 
 
 def load(source: Path) -> ctypes.CDLL:
@@ -102,16 +97,6 @@ def find(source: Path) -> Path | None:
             else:
                 return library
     return None
-
-
-def check_owner(directory: Path) -> None:
-    """Raises PermissionError for a directory of what is to be run that another user than root has made."""
-    try:
-        owner = directory.stat().st_uid
-    except OSError:  # there is none, or whoever reads it says why not
-        return
-    if owner not in (os.geteuid(), 0):
-        raise PermissionError(errno.EPERM, f"it belongs to another user, {owner}, who could have this one run anything")
 
 
 def _check_whole(library: Path) -> None:

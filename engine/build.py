@@ -3,15 +3,12 @@
 import gc
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import jax
 
-from caching.cpu_kernels import cache_home, check_owner
 from caching.page_manager import HBMPageManager
 from engine.config import EngineConfig
 from engine.devices.device_errors import DeviceError, device_errors
@@ -35,6 +32,7 @@ from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.speculation import Speculation
 from engine.served_model import Decoders, ServedModel, served_model
 from engine.speculation.speculative_config import NGRAM
+from engine.step.executables.compilation_cache import use_compilation_cache
 from engine.step.executables.identity import stored_executables
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
@@ -184,7 +182,7 @@ def build(
     """
     limit_xla_threads()
     report(Progress("preparing kernels", 0, 1, "steps"))
-    _use_compilation_cache()
+    use_compilation_cache()
     served = served_model(config)
     report(Progress("preparing kernels", 1, 1, "steps"))
     budget = least_of_all(memory_budget(config, served.mesh.num_local))
@@ -272,27 +270,3 @@ def _copy_cost(shapes: StepShapes) -> CopyCost | None:
     )  # fmt: skip
     of_state = copy_seconds(shapes.cache.bytes_per_slot, 1) if shapes.host.states is not None else 0.0
     return CopyCost(seconds, shapes.max_num_batched_tokens, of_state)
-
-
-def _use_compilation_cache() -> None:
-    """Cache compiled steps on disk, in JAX_COMPILATION_CACHE_DIR or under XDG_CACHE_HOME."""
-    if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        own = cache_home() / "xla"
-        jax.config.update("jax_compilation_cache_dir", str(own))
-        try:
-            check_owner(own)
-        except PermissionError as error:
-            logger.warning("JAX's cache in %s is not used (%s): set XDG_CACHE_HOME", own, error.strerror)
-            jax.config.update("jax_enable_compilation_cache", False)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    _forget_empty_entries(Path(jax.config.jax_compilation_cache_dir))  # type: ignore[attr-defined]
-
-
-def _forget_empty_entries(cache: Path) -> None:
-    """Delete those that a full disk or a power cut has left: JAX never writes an entry again whose file
-    is there, and each start would warn of it and compile its function."""
-    with suppress(OSError):  # it may not be read, or another start has deleted one
-        for entry in cache.glob("*-cache"):
-            if not entry.stat().st_size:
-                entry.unlink()

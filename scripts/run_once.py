@@ -27,7 +27,7 @@ def main(prompt: str) -> int:
 
 
 def _stream(daemon: Starting, address: str, prompt: str) -> None:
-    from caching.cpu_kernels import cache_home
+    from caching.cache_directory import cache_home
     from ipc.client import Client
     from ipc.errors import OdriverError
 

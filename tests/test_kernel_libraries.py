@@ -13,6 +13,7 @@ import pytest
 from kernels_needed import kernels_needed
 
 from caching import cpu_kernels, instruction_set
+from caching.cache_directory import cache_home
 from caching.cpu_kernels import ATTENTION, KernelsUnavailable, compile_library, find
 from caching.instruction_set import LEVELS, UnknownInstructions, available, compiler_flags
 from engine.cpu_libraries import LATER, SOURCES
@@ -150,7 +151,7 @@ def test_a_library_that_this_system_cannot_load_is_passed_over(
 
 def test_a_library_that_was_cut_off_is_compiled_again(with_compiler: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As where the power failed, or a copy was broken off: to load it would end the process."""
-    library = compile_library(with_compiler, instruction_set.level(), cpu_kernels.cache_home() / "kernels")
+    library = compile_library(with_compiler, instruction_set.level(), cache_home() / "kernels")
     whole = library.stat().st_size
     os.truncate(library, whole - 1)
 
@@ -188,7 +189,7 @@ def test_a_cache_that_another_user_has_made_is_neither_loaded_from_nor_compiled_
     with_compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A library runs what it says; root's are no danger."""
-    kernels = compile_library(with_compiler, instruction_set.level(), cpu_kernels.cache_home() / "kernels").parent
+    kernels = compile_library(with_compiler, instruction_set.level(), cache_home() / "kernels").parent
     if os.geteuid() == 0:
         os.chown(kernels, 12345, -1)
     else:

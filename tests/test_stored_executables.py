@@ -12,7 +12,6 @@ import pytest
 from checkpoints import build_checkpoint
 from jax.experimental.compilation_cache import compilation_cache
 
-from engine import build
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.oengine import oEngine
@@ -20,6 +19,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.step import execution_manager
 from engine.step.executables import identity, stored
+from engine.step.executables.compilation_cache import use_compilation_cache
 from engine.step.executables.stored import PREFIX, StoredExecutables
 
 PARAMS = (SamplingParams(temperature=0, logprobs=2), SamplingParams(temperature=1, top_p=0.9, presence_penalty=1))
@@ -156,11 +156,11 @@ def test_jax_reads_nothing_that_another_user_has_made(cache, monkeypatch, caplog
     os.chown(own, os.getuid() or 54321, -1)
     before = jax.config.jax_enable_compilation_cache
     try:
-        build._use_compilation_cache()
+        use_compilation_cache()
         assert jax.config.jax_enable_compilation_cache == before
         jax.config.update("jax_compilation_cache_dir", None)
 
-        build._use_compilation_cache()
+        use_compilation_cache()
 
         assert not jax.config.jax_enable_compilation_cache
     finally:

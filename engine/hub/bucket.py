@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from caching.cpu_kernels import cache_home
+from caching.cache_directory import cache_home
 from engine.errors import ConfigurationError
 from engine.hub.names import bucket_parts
 from engine.hub.small_files import SMALL_FILES, is_small

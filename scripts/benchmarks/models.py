@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from caching.cpu_kernels import cache_home
+from caching.cache_directory import cache_home
 
 SEED = 0
 VOCABULARY = 32000

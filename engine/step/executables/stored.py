@@ -18,7 +18,7 @@ from jax import Device
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 from jax.stages import Compiled
 
-from caching.cpu_kernels import check_owner
+from caching.cache_directory import check_owner
 
 logger = logging.getLogger(__name__)
 

@@ -148,7 +148,7 @@ def kernels() -> Finding:
 
 def cache() -> Finding:
     """Whether the compilation cache is writable and has room."""
-    from caching.cpu_kernels import cache_home
+    from caching.cache_directory import cache_home
 
     home = cache_home()
     try:
