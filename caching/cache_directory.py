@@ -11,10 +11,11 @@ def cache_home() -> Path:
 
 
 def check_owner(directory: Path) -> None:
-    """Raises PermissionError for a directory of what is to be run that another user than root has made."""
+    """Raises PermissionError for a directory of what is to be run that another user than root has made, or linked to:
+    root's may be one in which anybody writes."""
     try:
-        owner = directory.stat().st_uid
+        owners = {directory.lstat().st_uid, directory.stat().st_uid}
     except OSError:  # there is none, or whoever reads it says why not
         return
-    if owner not in (os.geteuid(), 0):
+    for owner in owners - {os.geteuid(), 0}:
         raise PermissionError(errno.EPERM, f"it belongs to another user, {owner}, who could have this one run anything")

@@ -199,6 +199,19 @@ def test_a_cache_that_another_user_has_made_is_neither_loaded_from_nor_compiled_
         cpu_kernels._load(with_compiler)
 
 
+def test_a_link_of_another_user_is_theirs_wherever_it_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one to root's directory of temporary files, where they may write."""
+    (link := tmp_path / "link").symlink_to("/")
+    cpu_kernels.check_owner(link)
+    if os.geteuid() == 0:
+        os.lchown(link, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        cpu_kernels.check_owner(link)
+
+
 @pytest.mark.usefixtures("machine")
 def test_the_doctor_says_which_kernels_a_start_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """None, those that the first start will compile, those that one has compiled, or those of the wheel."""

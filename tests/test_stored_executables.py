@@ -168,6 +168,18 @@ def test_jax_reads_nothing_that_another_user_has_made(cache, monkeypatch, caplog
     assert f"JAX's cache in {own} is not used (it belongs to another user" in caplog.text
 
 
+def test_where_jax_uses_no_cache_nothing_is_kept(checkpoint, cache):
+    """As in another user's directory: who has it may replace ours in it at any time."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        start(checkpoint)
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+
+    assert not list(cache.glob(f"{PREFIX}*"))
+
+
 @pytest.mark.thorough
 def test_what_is_damaged_is_compiled_again(checkpoint, compiled, cache, caplog):
     """Alone, with a warning that names it. What JAX's own cache has of it is not stored: it could not be read."""

@@ -35,9 +35,9 @@ SOURCES = (".py", ".cc", ".h")
 
 def stored_executables(served: ServedModel, decoders: Decoders, shapes: StepShapes) -> StoredExecutables | None:
     """Those of earlier starts that had the same identity, in the directory of JAX's cache; None where
-    that is no directory of this machine, or cannot be written."""
+    that is not used, is no directory of this machine, or cannot be written."""
     cache: str = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    if "://" in cache:
+    if "://" in cache or not jax.config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
         return None
     directory = Path(cache, f"{PREFIX}{identity(served, decoders, shapes)}")
     try:
