@@ -13,7 +13,7 @@ import pytest
 from kernels_needed import kernels_needed
 
 from caching import cpu_kernels, instruction_set
-from caching.cache_directory import cache_home
+from caching.cache_directory import cache_home, check_owner
 from caching.cpu_kernels import ATTENTION, KernelsUnavailable, compile_library, find
 from caching.instruction_set import LEVELS, UnknownInstructions, available, compiler_flags
 from engine.cpu_libraries import LATER, SOURCES
@@ -202,14 +202,14 @@ def test_a_cache_that_another_user_has_made_is_neither_loaded_from_nor_compiled_
 def test_a_link_of_another_user_is_theirs_wherever_it_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one to root's directory of temporary files, where they may write."""
     (link := tmp_path / "link").symlink_to("/")
-    cpu_kernels.check_owner(link)
+    check_owner(link)
     if os.geteuid() == 0:
         os.lchown(link, 12345, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
 
     with pytest.raises(PermissionError, match="belongs to another user"):
-        cpu_kernels.check_owner(link)
+        check_owner(link)
 
 
 @pytest.mark.usefixtures("machine")

@@ -736,7 +736,10 @@ def test_nobody_yields_where_that_would_not_be_enough(mine, theirs, first):
 
 def test_the_log_says_before_whom_the_preempted_wait(caplog):
     """Who yields to another client waits before its own client's others, and in a famine before all."""
-    events = [Preemption(cause, "flood", cause, num_tokens=9, num_pages=3) for cause in (Cause.FAIRNESS, Cause.PAGES)]
+    events = [
+        Preemption(cause, "flood", cause, num_tokens=9, num_pages=3, before_all=cause is Cause.PAGES)
+        for cause in (Cause.FAIRNESS, Cause.PAGES)
+    ]
 
     with caplog.at_level("INFO", "engine.scheduling.preemption"):
         PreemptionLog(39, 4).tell(events, num_running=1, now=0.0)

@@ -48,6 +48,8 @@ class Preemption(msgspec.Struct, frozen=True):
     """Its known tokens: prefix hits later, or computed again."""
     num_pages: int
     """Pages that it gave up."""
+    before_all: bool
+    """Whether it waits in front of all others, and not of its client's alone."""
 
 
 class Preempter:
@@ -118,7 +120,7 @@ class Preempter:
         flight are kept when they land, unless it has ended by then.
         """
         event = Preemption(
-            sequence.request_id, sequence.client, cause, sequence.num_tokens, sequence.num_pages
+            sequence.request_id, sequence.client, cause, sequence.num_tokens, sequence.num_pages, before_all
         )  # fmt: skip
         self.events.append(event)
         self.counts[cause] += 1
@@ -144,7 +146,8 @@ class PreemptionLog:
             logger.info(
                 "request %s was preempted (%s): it gives up %d pages, waits in front of %s, and goes on from what the "
                 "cache then still has of its %d tokens",
-                event.request_id, _CAUSES[event.cause], event.num_pages, _before(event), event.num_tokens,
+                event.request_id, _CAUSES[event.cause], event.num_pages,
+                "the others" if event.before_all else "its client's others", event.num_tokens,
                 extra={"request_id": event.request_id, "client": event.client},
             )  # fmt: skip
             self._shortages += event.cause is Cause.PAGES
@@ -156,7 +159,3 @@ class PreemptionLog:
                 self._shortages, num_running, self._pool,
             )  # fmt: skip
             self._warned_at, self._shortages = now, 0
-
-
-def _before(event: Preemption) -> str:
-    return "its client's others" if event.cause is Cause.FAIRNESS else "the others"
