@@ -24,6 +24,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.hub.obtain import obtained
 from engine.sampling_params import SamplingParams
+from engine.scheduling.estimates.growth_reserve import GrowthReserve
 from engine.scheduling.sequence import Sequence
 from engine.served_model import served_model
 from ipc.service.facts_alike import facts_alike
@@ -218,6 +219,7 @@ def test_a_row_with_a_grammar_has_the_drafts_that_this_allows(own, monkeypatch):
         land(sequence, num_samples, num_tokens, num_found, num_forced)
 
     costs_little_more_with_more_tokens(own, monkeypatch)
+    monkeypatch.setattr(GrowthReserve, "pages", lambda *growth: 0)  # whatever was learned of others, pages run out
     expected, before = answers(own, requests(0), at_once=9), own.stats()
     monkeypatch.setattr(own._scheduler.speculation, "land", watched)
 
