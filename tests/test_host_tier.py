@@ -216,7 +216,7 @@ def test_after_a_failed_step_nothing_on_the_host_is_trusted(manager, monkeypatch
     collect, steps = engine._runner.collect, iter(range(10**6))
 
     def failing(step):
-        if next(steps) % 25 == 24:
+        if next(steps) % 40 == 39:
             kept.append(engine.stats().host_pages_cached)
             raise DeviceError("INTERNAL: a wire has come loose")
         return collect(step)
