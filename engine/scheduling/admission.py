@@ -1,6 +1,5 @@
 """Which waiting sequences are given a slot and pages, and begin in a step."""
 
-from collections.abc import Sequence as ListOf
 from typing import NamedTuple
 
 from caching.page_manager import Found
@@ -178,7 +177,7 @@ class Admission:
         spare += self._running.pages_to_spare(sequence)
         return self._running.num_free > 0 and self._memory.begin(sequence, found, spare)
 
-    def _fits(self, sequence: Sequence, found: Found, released: ListOf[Sequence], yielding: ListOf[Sequence]) -> bool:
+    def _fits(self, sequence: Sequence, found: Found, released: list[Sequence], yielding: list[Sequence]) -> bool:
         """Whether it could start if some running sequences were released.
 
         Those that yield to it keep no pages from it that they may yet grow by.

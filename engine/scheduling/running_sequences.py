@@ -18,8 +18,8 @@ class RunningSequences:
 
     Of two sequences the less important is the one of the higher ``priority``, and of equals the
     one that arrived later. That order never changes in a sequence's life, and the most important
-    one is never preempted, nor that of a client for the growth of a client with several, so
-    something always advances.
+    one is never preempted, nor a client's only one for the growth of who has several, so something
+    always advances.
     """
 
     def __init__(

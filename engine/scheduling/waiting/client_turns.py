@@ -1,11 +1,11 @@
 """Waiting sequences of one priority, in the order in which they are to be admitted.
 
-Preempted sequences come first, in the order in which they arrived. Then it is the turn of the client that has been given the fewest
-tokens for its weight, of that client's users in turn, and of a user's sequences in the order in
-which they arrived. This is the virtual token counter of Sheng et al., "Fairness in Serving Large
-Language Models" (2024): what deficit round robin promises, without a quantum to choose and a round
-to walk. A client that comes back begins where the others are, so that nobody saves up turns by
-being idle.
+Preempted sequences come first, in the order in which they arrived. Then it is the turn of the
+client that has been given the fewest tokens for its weight, of that client's users in turn, and of
+a user's sequences in the order in which they arrived. This is the virtual token counter of Sheng et
+al., "Fairness in Serving Large Language Models" (2024): what deficit round robin promises, without
+a quantum to choose and a round to walk. A client that comes back begins where the others are, so
+that nobody saves up turns by being idle.
 
 Every operation costs O(log clients), however many sequences wait, most times.
 """
@@ -94,12 +94,9 @@ class ClientTurns:
 
     def add_preempted(self, sequence: Sequence) -> None:
         """Add a sequence before all others but those preempted that came earlier."""
-        is_first = not self._preempted or sequence.arrival <= next(iter(self._preempted.values())).arrival
-        self._preempted[sequence.request_id] = sequence
-        if is_first:
-            self._preempted.move_to_end(sequence.request_id, last=False)
-        else:
-            self._preempted = OrderedDict(sorted(self._preempted.items(), key=lambda item: item[1].arrival))
+        preempted = [sequence, *self._preempted.values()]
+        preempted.sort(key=lambda one: one.arrival)
+        self._preempted = OrderedDict((one.request_id, one) for one in preempted)
 
     def head(self) -> Sequence:
         """The sequence whose turn it is."""
@@ -131,7 +128,8 @@ class ClientTurns:
             waiting = self._clients[client] = left_out or UserTurns()
             self._push(self._counters.setdefault(client, position.counter), client, first=True)
         if position.preempted:
-            self.add_preempted(sequence)
+            self._preempted[sequence.request_id] = sequence
+            self._preempted.move_to_end(sequence.request_id, last=False)
         else:
             assert waiting is not None
             waiting.add(sequence, first=True)
