@@ -34,9 +34,10 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def cache(tmp_path):
     """A directory for JAX's cache, for one test."""
-    before = jax.config.jax_compilation_cache_dir
+    before, is_enabled = jax.config.jax_compilation_cache_dir, jax.config.jax_enable_compilation_cache
     use(tmp_path / "cache")
     yield tmp_path / "cache"
+    jax.config.update("jax_enable_compilation_cache", is_enabled)
     use(before)
 
 
@@ -155,27 +156,21 @@ def test_jax_reads_nothing_that_another_user_has_made(cache, monkeypatch, caplog
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     os.chown(own, os.getuid() or 54321, -1)
     before = jax.config.jax_enable_compilation_cache
-    try:
-        use_compilation_cache()
-        assert jax.config.jax_enable_compilation_cache == before
-        jax.config.update("jax_compilation_cache_dir", None)
+    use_compilation_cache()
+    assert jax.config.jax_enable_compilation_cache == before
+    jax.config.update("jax_compilation_cache_dir", None)
 
-        use_compilation_cache()
+    use_compilation_cache()
 
-        assert not jax.config.jax_enable_compilation_cache
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
+    assert not jax.config.jax_enable_compilation_cache
     assert f"JAX's cache in {own} is not used (it belongs to another user" in caplog.text
 
 
 def test_where_jax_uses_no_cache_nothing_is_kept(checkpoint, cache):
     """As in another user's directory: who has it may replace ours in it at any time."""
-    before = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
-    try:
-        start(checkpoint)
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
+
+    start(checkpoint)
 
     assert not list(cache.glob(f"{PREFIX}*"))
 
