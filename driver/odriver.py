@@ -36,25 +36,14 @@ from driver.operations.weight_updates import WeightUpdates
 from driver.owed_answers import OwedAnswers
 from driver.prepare_inputs import PrepareInputs
 from driver.process_summary import ProcessSummary
-from driver.request import (
-    ActiveRequest,
-    RequestOrder,
-    ReturnSample,
-    TokenizerRequest,
-    error_sample,
-)
+from driver.request import ActiveRequest, RequestOrder, ReturnSample, TokenizerRequest, error_sample
 from driver.stages.driver_threads import DriverThreads
 from driver.stages.engine_protocol import Engine
 from driver.stages.fair_share import most
 from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.status import DriverStatus
 from driver.text.tokenizer import HuggingFaceTokenizer
-from driver.thread_messages import (
-    AbortSequences,
-    RemoveAdapter,
-    Stop,
-    Summary,
-)
+from driver.thread_messages import AbortSequences, RemoveAdapter, Stop, Summary
 from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS
 from engine.hub.roots import Root
 from engine.metrics.histogram import Histogram

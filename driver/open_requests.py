@@ -83,9 +83,7 @@ class OpenRequests:
     """
 
     def __init__(
-        self,
-        on_end: Callable[[OpenRequest, ReturnSample], None],
-        release: Callable[[OpenRequest], None],
+        self, on_end: Callable[[OpenRequest, ReturnSample], None], release: Callable[[OpenRequest], None]
     ) -> None:
         self._on_end = on_end
         self._release = release

@@ -31,10 +31,7 @@ class EngineChanges:
     ends a sequence with a finish reason."""
 
     def __init__(
-        self,
-        engine: Engine,
-        send: Callable[[list[SequenceOutput]], None],
-        end: Callable[[str, str], None],
+        self, engine: Engine, send: Callable[[list[SequenceOutput]], None], end: Callable[[str, str], None]
     ) -> None:
         self._engine = engine
         self._send = send

@@ -8,15 +8,7 @@ import jinja2
 
 from driver.text.transformers_modules import transformers_module
 
-OF_INPUT = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-    jinja2.TemplateError,
-)
+OF_INPUT = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, jinja2.TemplateError)
 """A template is a program, and these errors of its rendering come from its input."""
 _PROBE = "content of a message"
 _BEFORE = {"system": (), "developer": (), "user": (), "assistant": ("user",), "tool": ("user", "assistant")}

@@ -160,12 +160,7 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-concurrency", type=int, metavar="N", help="requests that are open at once (default: no limit)")
     add("--seed", type=int, metavar="N", help="the same seed sends the same, at the same times (default: 0)")
     add("--save-result", action="store_true", help="write the figures as JSON, named as in `vllm bench serve`")
-    add(
-        "--result-filename",
-        type=Path,
-        metavar="FILE",
-        help="where to (default: a name made of model and time)",
-    )
+    add("--result-filename", type=Path, metavar="FILE", help="where to (default: a name made of model and time)")
 
 
 def _serve(options: dict[str, Any]) -> NoReturn:

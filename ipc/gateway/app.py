@@ -46,12 +46,7 @@ def make_app(daemons: Daemons, callers: Callers, around: Sequence[Middleware] = 
 
 
 def _route(operation: Operation) -> Route:
-    return Route(
-        operation.path,
-        operation.run,
-        methods=[operation.method],
-        middleware=_checks(operation),
-    )
+    return Route(operation.path, operation.run, methods=[operation.method], middleware=_checks(operation))
 
 
 def _checks(operation: Operation) -> list[Middleware]:

@@ -48,10 +48,4 @@ def _serve(daemon: socket.socket, listening: socket.socket, options: dict[str, A
         daemon.send(SERVING)
 
     paths = {name: Path(options[name]) for name in PATHS if options.get(name) is not None}
-    return serve(
-        listening,
-        [options.pop("address")],
-        on_ready=announce,
-        daemon=daemon,
-        **(options | paths),
-    )
+    return serve(listening, [options.pop("address")], on_ready=announce, daemon=daemon, **(options | paths))

@@ -67,10 +67,7 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "oDriver's gateway", "version": "1", "license": {"name": "Apache-2.0"}},
         "paths": _paths(),
-        "components": {
-            "schemas": schemas,
-            "securitySchemes": {"api_key": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": schemas, "securitySchemes": {"api_key": {"type": "http", "scheme": "bearer"}}},
     }
 
 

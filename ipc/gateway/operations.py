@@ -175,18 +175,10 @@ OPERATIONS = [
         "reset_external",
     ),
     _command(
-        "/v1/load_lora_adapter",
-        "Load an adapter",
-        lora_adapters.load,
-        TEXT,
-        body=lora_adapters.LoadLoRAAdapterRequest,
+        "/v1/load_lora_adapter", "Load an adapter", lora_adapters.load, TEXT, body=lora_adapters.LoadLoRAAdapterRequest
     ),
     _command(
-        "/v1/unload_lora_adapter",
-        "Unload one",
-        lora_adapters.unload,
-        TEXT,
-        body=lora_adapters.UnloadLoRAAdapterRequest,
+        "/v1/unload_lora_adapter", "Unload one", lora_adapters.unload, TEXT, body=lora_adapters.UnloadLoRAAdapterRequest
     ),
     Operation("/metrics", "The daemons' numbers", metrics.show, metrics.TEXT, errors=(502, 503)),
 ]

@@ -174,20 +174,12 @@ def chat_completion(
         beside = _beside(whole, choice, answer_format) | ending(reason, choice)
         choices.append(ChatChoice(message=message, logprobs=logprobs, **beside))
     return ChatCompletion(
-        id=f"chatcmpl-{name}",
-        model=model,
-        choices=choices,
-        usage=usage(whole.usage),
-        prompt_token_ids=prompt_token_ids,
+        id=f"chatcmpl-{name}", model=model, choices=choices, usage=usage(whole.usage), prompt_token_ids=prompt_token_ids
     )
 
 
 def text_completion(
-    whole: Completion,
-    answer_format: AnswerFormat,
-    name: str,
-    model: str,
-    prompt_token_ids: list[int] | UnsetType,
+    whole: Completion, answer_format: AnswerFormat, name: str, model: str, prompt_token_ids: list[int] | UnsetType
 ) -> TextCompletion:
     """The answer in this format, without its time of creation."""
     choices = [

@@ -94,12 +94,7 @@ def measure(client: Client, load: Load, console: Console) -> tuple[dict[str, Any
 
         began = time.monotonic()
         timelines = send(
-            client,
-            prompts,
-            load.params(),
-            times=load.send_times(),
-            max_concurrency=load.max_concurrency,
-            on_end=count,
+            client, prompts, load.params(), times=load.send_times(), max_concurrency=load.max_concurrency, on_end=count
         )
         duration = time.monotonic() - began
     return load_figures(timelines, duration), timelines

@@ -31,11 +31,7 @@ class OutputParser:
     """
 
     def __init__(
-        self,
-        reasoning: ReasoningParser | None,
-        tool_calls: ToolCallParser | None,
-        *,
-        hides_reasoning: bool,
+        self, reasoning: ReasoningParser | None, tool_calls: ToolCallParser | None, *, hides_reasoning: bool
     ) -> None:
         self._reasoning = reasoning
         self._tool_calls = tool_calls

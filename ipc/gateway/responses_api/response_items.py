@@ -36,10 +36,7 @@ _MESSAGE = _ItemKind(
     "output_text",
 )
 _REASONING = _ItemKind(
-    "rs",
-    {"type": "reasoning", "summary": [], "content": []},
-    {"type": "reasoning_text", "text": ""},
-    "reasoning_text",
+    "rs", {"type": "reasoning", "summary": [], "content": []}, {"type": "reasoning_text", "text": ""}, "reasoning_text"
 )
 _CALL = _ItemKind("fc", {"type": "function_call", "arguments": ""}, None, "function_call_arguments")
 

@@ -225,10 +225,7 @@ def _message(where: str, item: InputItem) -> dict[str, Any] | None:
             return {"role": item.role, "content": _text(item.content)}
         case "function_call":
             function = {"name": item.name, "arguments": item.arguments}
-            return {
-                "role": "assistant",
-                "tool_calls": [{"id": item.call_id, "type": "function", "function": function}],
-            }
+            return {"role": "assistant", "tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
         case "function_call_output":
             return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
         case "item_reference":
