@@ -62,7 +62,7 @@ def client_address(address: str | None, *, has_key: bool = False, config: Path |
     """
     address = address or configured_bind(config)
     checked = checked_address(address, has_key=has_key)
-    if address is None and not anyone_listens(checked) and _admits_us(SERVICE):
+    if address is None and not anyone_listens(checked) and _obstacle(SERVICE) is None:
         logger.info("no daemon of this user listens at %s: the service is asked, at %s", checked, SERVICE)
         return SERVICE
     return checked
@@ -89,22 +89,21 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 def anyone_listens(address: str) -> bool:
     """Whether any process accepts connections at a checked address."""
-    try:
-        connected(address).close()
-    except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
-        return False
-    except OSError:
-        return True
-    return True
+    return not isinstance(_obstacle(address), FileNotFoundError | NotADirectoryError | ConnectionRefusedError)
 
 
-def _admits_us(address: str) -> bool:
-    """Whether some process accepts our connections at a checked address."""
+def is_forbidden(address: str) -> bool:
+    """Whether file modes forbid our user a checked address."""
+    return isinstance(_obstacle(address), PermissionError)
+
+
+def _obstacle(address: str) -> OSError | None:
+    """Why our user cannot be connected to a checked address; None if it can."""
     try:
         connected(address).close()
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return error
+    return None
 
 
 def keep_private(address: str) -> None:
@@ -127,17 +126,6 @@ def _set_mode(path: Path, mode: int) -> None:
             os.chmod(f"/proc/self/fd/{descriptor}", mode)
     finally:
         os.close(descriptor)
-
-
-def is_forbidden(address: str) -> bool:
-    """Whether file modes forbid our user a checked address."""
-    try:
-        connected(address).close()
-    except PermissionError:
-        return True
-    except OSError:
-        pass
-    return False
 
 
 @contextmanager
