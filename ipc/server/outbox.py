@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 from driver.request import ReturnSample
 from ipc.wire.bell import Bell
+from ipc.wire.completion import num_bytes
 
 MAX_HELD_BYTES = 1 << 20
 """The longest unstreamed answer that is sent as one message; a longer one is sent in parts."""
 MAX_PART_BYTES = 1 << 18
 """The approximate most bytes of samples that are joined into one message."""
-_TOKEN_BYTES, _LOGPROB_BYTES = 40, 250
-"""The approximate bytes of a token, and of an entry of its logprobs, in memory."""
 
 
 class Reply:
@@ -74,13 +73,6 @@ class Outbox:
             reply, sample = self._samples.popleft()
             waiting.setdefault(reply, []).append(sample)
         return [(reply, sample) for reply, samples in waiting.items() for sample in joined(samples)]
-
-
-def num_bytes(sample: ReturnSample) -> int:
-    """The approximate bytes of a sample in memory; those of joined samples add up."""
-    logprobs = [*sample.logprobs, *sample.prompt_logprobs] if sample.logprobs or sample.prompt_logprobs else ()
-    entries = sum([len(token) for token in logprobs if token is not None])
-    return len(sample.text) + _TOKEN_BYTES * len(sample.token_ids) + _LOGPROB_BYTES * entries
 
 
 def joined(samples: list[ReturnSample]) -> list[ReturnSample]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from driver.request import Logprob, Usage
+from driver.request import Logprob, ReturnSample, Usage
 from ipc.wire.messages import Done, Token
 
 Message = dict[str, Any]
@@ -84,9 +84,10 @@ _TOKEN_BYTES, _LOGPROB_BYTES = 40, 250
 """The approximate bytes of a token, and of an entry of its logprobs, in memory."""
 
 
-def num_bytes(piece: Piece) -> int:
-    """The approximate bytes of a piece in memory."""
-    entries = sum([len(token) for token in (*piece.logprobs, *piece.prompt_logprobs) if token is not None])
+def num_bytes(piece: Piece | ReturnSample) -> int:
+    """The approximate bytes of a piece, or of the driver's sample, in memory; those of joined ones add up."""
+    logprobs = [*piece.logprobs, *piece.prompt_logprobs] if piece.logprobs or piece.prompt_logprobs else ()
+    entries = sum([len(token) for token in logprobs if token is not None])
     return len(piece.text) + _TOKEN_BYTES * len(piece.token_ids) + _LOGPROB_BYTES * entries
 
 

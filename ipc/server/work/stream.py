@@ -6,8 +6,9 @@ from collections.abc import Callable
 import msgspec
 
 from driver.request import ReturnSample
-from ipc.server.outbox import Reply, joined, num_bytes
+from ipc.server.outbox import Reply, joined
 from ipc.sockets.peer_events import Sent
+from ipc.wire.completion import num_bytes
 from ipc.wire.messages import CREDITS, Done, Error, ServerMessage, Token
 
 FREE_END_BYTES = 1 << 20
