@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import zmq
 
@@ -47,6 +47,8 @@ from ipc.wire.operations import (
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+
+Reply = TypeVar("Reply", Ok, StatusReply, MetricsReply, RequestsReply, AdaptersReply)
 
 CHUNKS_UNDER_WAY = 4
 """Messages with parts of weights that the daemon has not answered."""
@@ -88,15 +90,11 @@ class ControlClient:
 
     def status(self) -> dict[str, Any]:
         """The daemon's numbers: what runs and waits, pages, steps, tokens and more."""
-        reply = self._ask(Status(self._new_request_id()))
-        assert isinstance(reply, StatusReply)
-        return reply.status
+        return self._ask(Status(self._new_request_id()), StatusReply).status
 
     def metrics(self) -> str:
         """The daemon's metrics in Prometheus's text format."""
-        reply = self._ask(Metrics(self._new_request_id()))
-        assert isinstance(reply, MetricsReply)
-        return reply.text
+        return self._ask(Metrics(self._new_request_id()), MetricsReply).text
 
     def requests(
         self, order: RequestOrder = "age", limit: int | None = None, client: str | None = None
@@ -107,8 +105,7 @@ class ControlClient:
         ``id``, ``client``, ``user``, ``model``, ``state``, ``age_s``, ``prompt_tokens``,
         ``completion_tokens`` and ``tokens_per_second``, and none of its content.
         """
-        reply = self._ask(ListRequests(self._new_request_id(), order, limit, client))
-        assert isinstance(reply, RequestsReply)
+        reply = self._ask(ListRequests(self._new_request_id(), order, limit, client), RequestsReply)
         return reply.requests, reply.total
 
     def abort(self, request_id: str) -> str:
@@ -174,9 +171,9 @@ class ControlClient:
             self._send(chunk)
             waiting.append(chunk.request_id)
             if len(waiting) == CHUNKS_UNDER_WAY:
-                self._reply(waiting.popleft())
+                self._reply(waiting.popleft(), Ok)
         for request_id in waiting:
-            self._reply(request_id)
+            self._reply(request_id, Ok)
         return self._update(update(self._new_request_id()))
 
     def update_shared(self, arrays: Mapping[str, SharedArray]) -> int:
@@ -204,9 +201,7 @@ class ControlClient:
     def adapters(self) -> list[dict[str, Any]]:
         """The loaded adapters: ``name``, ``path``, ``version``, ``rank``, ``num_bytes``, ``pinned``,
         ``loaded_at`` (seconds since 1970) and ``open_requests``."""
-        reply = self._ask(ListAdapters(self._new_request_id()))
-        assert isinstance(reply, AdaptersReply)
-        return reply.adapters
+        return self._ask(ListAdapters(self._new_request_id()), AdaptersReply).adapters
 
     def reset_prefix_cache(self) -> str:
         """Empty the prefix cache; requests that are open keep their pages."""
@@ -239,14 +234,12 @@ class ControlClient:
         return str(next(self._serials))
 
     def _command(self, command: AskedMessage) -> str:
-        reply = self._ask(command)
-        assert isinstance(reply, Ok)
-        return reply.text
+        return self._ask(command, Ok).text
 
     def _update(self, command: UpdateWeights) -> int:
-        reply = self._ask(command)
-        assert isinstance(reply, Ok) and reply.weight_version is not None
-        return reply.weight_version
+        version = self._ask(command, Ok).weight_version
+        assert version is not None
+        return version
 
     def _update_shared(self, arrays: Mapping[str, SharedArray], update: Callable[..., UpdateWeights]) -> int:
         from ipc.connection.weight_transfer import in_parts
@@ -256,10 +249,10 @@ class ControlClient:
             self._command(UpdateWeights(self._new_request_id(), arrays=part, more=True))
         return self._update(update(self._new_request_id(), arrays=last))
 
-    def _ask(self, command: AskedMessage) -> Ok | StatusReply | MetricsReply | RequestsReply | AdaptersReply:
-        """The daemon's answer, which may take its time."""
+    def _ask(self, command: AskedMessage, kind: type[Reply]) -> Reply:
+        """The daemon's answer, which is of this kind and may take its time."""
         self._send(command)
-        return self._reply(command.request_id)
+        return self._reply(command.request_id, kind)
 
     def _send(self, command: AskedMessage) -> None:
         check_process(self._process)
@@ -267,16 +260,15 @@ class ControlClient:
             raise ConnectionLost("this client is closed")
         self._session.send(request_frame(command))
 
-    def _reply(self, request_id: str) -> Ok | StatusReply | MetricsReply | RequestsReply | AdaptersReply:
+    def _reply(self, request_id: str, kind: type[Reply]) -> Reply:
         """The answer to a command that is sent; those to earlier ones that failed are passed."""
         while self._session.lost is None:
             now = time.monotonic()
             for answer, _ in self._session.receive(now):
                 if isinstance(answer, Error) and answer.request_id in (None, request_id):
                     raise RequestFailed(answer.code, answer.message)
-                if isinstance(answer, Ok | StatusReply | MetricsReply | RequestsReply | AdaptersReply) and (
-                    answer.request_id == request_id
-                ):
+                if answer.request_id == request_id:
+                    assert isinstance(answer, kind)
                     return answer
             self._session.keep_alive(now)
             self._wait(self._session.next_ping)
