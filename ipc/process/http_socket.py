@@ -1,14 +1,10 @@
-"""The socket that HTTP is served at, and who may reach it."""
+"""The socket that HTTP is served at."""
 
 import errno
-import logging
 import socket
 
 from engine.errors import ConfigurationError
 from ipc.errors import AddressError, AddressInUse
-from ipc.wire.addresses import is_loopback
-
-logger = logging.getLogger(__name__)
 
 HOST, PORT = "127.0.0.1", 8000
 """Where HTTP is served by default."""
@@ -25,19 +21,6 @@ def host_and_port(text: str) -> tuple[str, int]:
         raise ConfigurationError(f"http must be PORT or HOST:PORT, not {text!r}")
     host = host.strip("[]") or HOST
     return (HOST if host == "localhost" else host), int(port)
-
-
-def check_reach(host: str, *, has_keys: bool, is_encrypted: bool) -> None:
-    """Raises ConfigurationError where other machines could use the models without a key."""
-    if is_loopback(host):
-        return
-    if not has_keys:
-        raise ConfigurationError(
-            f"other machines may reach {host}, and anybody there could use the models: ask for a key with --api-key or "
-            "ODRIVER_API_KEY, or for one of each caller with --api-keys FILE, or serve at 127.0.0.1"
-        )
-    if not is_encrypted:
-        logger.warning("API keys and all requests travel unencrypted: give --ssl-certfile and --ssl-keyfile")
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,5 +1,6 @@
 """The settings of HTTP: of ``odriver gateway``, and of a daemon that serves it (``--http``)."""
 
+import logging
 import os
 import re
 from dataclasses import dataclass
@@ -7,7 +8,10 @@ from pathlib import Path
 
 from engine.errors import ConfigurationError
 from engine.setting_fields import check_choices, require_setting, setting
-from ipc.process.http_socket import HOST, MAX_CONNECTIONS, PORT, check_reach, host_and_port
+from ipc.process.http_socket import HOST, MAX_CONNECTIONS, PORT, host_and_port
+from ipc.wire.addresses import is_loopback
+
+logger = logging.getLogger(__name__)
 
 TOOL_CALL_PARSERS = (
     *("hermes", "llama3_json", "pythonic", "llama4_pythonic", "mistral", "openai", "qwen3_coder", "qwen3_xml", "glm45"),
@@ -99,5 +103,12 @@ class HttpConfig:
 
     def check_reach(self, host: str) -> None:
         """Raises ConfigurationError where other machines could use the models without a key."""
-        has_keys = self.api_key is not None or self.api_keys is not None
-        check_reach(host, has_keys=has_keys, is_encrypted=self.ssl_certfile is not None)
+        if is_loopback(host):
+            return
+        if self.api_key is None and self.api_keys is None:
+            raise ConfigurationError(
+                f"other machines may reach {host}, and anybody there could use the models: ask for a key with --api-key or "
+                "ODRIVER_API_KEY, or for one of each caller with --api-keys FILE, or serve at 127.0.0.1"
+            )
+        if self.ssl_certfile is None:
+            logger.warning("API keys and all requests travel unencrypted: give --ssl-certfile and --ssl-keyfile")
