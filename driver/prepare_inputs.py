@@ -183,7 +183,7 @@ class PrepareInputs:
                 client=request.request.client,
                 user=request.request.user,
                 salt=salt,
-                adapter_id=0 if request.adapter is None else request.adapter.uid,
+                adapter_id=0 if request.adapter is None else request.adapter.version,
             )
             sequences.append(sequence)
         self._hash_prompt(sequences)
@@ -203,7 +203,7 @@ class PrepareInputs:
         shares no pages."""
         if not params.enable_prefix_caching or self._limits.page_size is None:
             return None
-        adapter = [] if request.adapter is None else [request.adapter.uid]
+        adapter = [] if request.adapter is None else [request.adapter.version]
         return msgspec.json.encode([request.request.tenant, params.cache_salt, *adapter])
 
     def _check_token_ids(

@@ -4,7 +4,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from copy import copy
 
 import msgspec
 
@@ -16,21 +16,22 @@ MOST_NAMES = 20
 """Names that an error lists."""
 
 
-@dataclass(eq=False)
-class LoadedAdapter:
-    """One version of an adapter; the registry's lock guards what changes."""
+class LoadedAdapter(msgspec.Struct, eq=False):
+    """One version of an adapter, as it is listed; the registry's lock guards what changes."""
 
     name: str
-    uid: int
-    """The engine's, never used twice: also the version."""
     path: str
+    """As it was given."""
+    version: int
+    """The engine's ``uid``, never used twice."""
     rank: int
     num_bytes: int
+    """Of host memory."""
     pinned: bool
     loaded_at: float
     """In seconds since 1970."""
-    num_open: int = 0
-    """Open requests that have it."""
+    open_requests: int = 0
+    """Those that have it."""
 
 
 def check_name(name: str, model_names: Collection[str]) -> None:
@@ -42,23 +43,6 @@ def check_name(name: str, model_names: Collection[str]) -> None:
         )
     if name in model_names:
         raise InvalidRequest(f"{name} is the model itself: an adapter needs another name")
-
-
-class AdapterRow(msgspec.Struct, frozen=True):
-    """An adapter as it is listed."""
-
-    name: str
-    path: str
-    """As it was given."""
-    version: int
-    """Another one each time that it is loaded."""
-    rank: int
-    num_bytes: int
-    """Of host memory."""
-    pinned: bool
-    loaded_at: float
-    """In seconds since 1970."""
-    open_requests: int
 
 
 class AdapterRegistry:
@@ -90,14 +74,14 @@ class AdapterRegistry:
             return None
         with self._changing:
             adapter = self._find(name, allowed)
-            adapter.num_open += 1
+            adapter.open_requests += 1
             self._by_name[name] = self._by_name.pop(name)
             return adapter
 
     def release(self, adapter: LoadedAdapter) -> None:
         """A request that had it has ended."""
         with self._changing:
-            adapter.num_open -= 1
+            adapter.open_requests -= 1
             self._remove_unless_needed(adapter)
 
     def check(self, name: str, allowed: Collection[str] | None) -> None:
@@ -106,11 +90,11 @@ class AdapterRegistry:
             with self._changing:
                 self._find(name, allowed)
 
-    def rows(self, allowed: Collection[str] | None = None) -> list[AdapterRow]:
-        """Those that a client may use, by name."""
+    def rows(self, allowed: Collection[str] | None = None) -> list[LoadedAdapter]:
+        """Copies of those that a client may use, by name."""
         with self._changing:
             adapters = [adapter for name, adapter in self._by_name.items() if allowed is None or name in allowed]
-            return [_row(adapter) for adapter in sorted(adapters, key=lambda adapter: adapter.name)]
+            return [copy(adapter) for adapter in sorted(adapters, key=lambda adapter: adapter.name)]
 
     def names(self, uids: Collection[int]) -> list[str]:
         """The names of these, as far as they are known."""
@@ -148,7 +132,7 @@ class AdapterRegistry:
         with self._changing:
             before = self._by_name.pop(name, None)
             pinned = pin or (before is not None and before.pinned)
-            loaded = LoadedAdapter(name, adapter.uid, path, adapter.rank, adapter.num_bytes, pinned, time.time())
+            loaded = LoadedAdapter(name, path, adapter.uid, adapter.rank, adapter.num_bytes, pinned, time.time())
             self._by_name[name] = self._in_memory[adapter.uid] = loaded
             self.num_loads += 1
             if before is not None:
@@ -160,7 +144,7 @@ class AdapterRegistry:
             adapter = self._find(name, None)
             del self._by_name[name]
             self._remove_unless_needed(adapter)
-            return adapter.num_open
+            return adapter.open_requests
 
     def _is_model(self, name: str) -> bool:
         return not name or name in self._model_names
@@ -175,9 +159,9 @@ class AdapterRegistry:
     def _evictable(self, name: str) -> list[LoadedAdapter]:
         """Those to evict for another version of this adapter; raises Overloaded."""
         before = self._by_name.get(name)
-        goes_at_once = before is not None and not before.num_open
+        goes_at_once = before is not None and not before.open_requests
         excess = len(self._in_memory) + 1 - goes_at_once - self._capacity
-        idle = [one for one in self._by_name.values() if not (one.pinned or one.num_open or one is before)]
+        idle = [one for one in self._by_name.values() if not (one.pinned or one.open_requests or one is before)]
         if excess > len(idle):
             raise Overloaded(
                 f"{len(self._in_memory)} adapters are in memory, as many as --max-cpu-loras, and none is both idle and not "
@@ -186,22 +170,9 @@ class AdapterRegistry:
         return idle[: max(0, excess)]
 
     def _remove_unless_needed(self, adapter: LoadedAdapter) -> None:
-        if not adapter.num_open and self._by_name.get(adapter.name) is not adapter:
-            del self._in_memory[adapter.uid]
-            self._remove(adapter.uid)
-
-
-def _row(adapter: LoadedAdapter) -> AdapterRow:
-    return AdapterRow(
-        adapter.name,
-        adapter.path,
-        adapter.uid,
-        adapter.rank,
-        adapter.num_bytes,
-        adapter.pinned,
-        adapter.loaded_at,
-        adapter.num_open,
-    )
+        if not adapter.open_requests and self._by_name.get(adapter.name) is not adapter:
+            del self._in_memory[adapter.version]
+            self._remove(adapter.version)
 
 
 def _listed(names: Sequence[str]) -> str:

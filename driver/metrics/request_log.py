@@ -33,7 +33,7 @@ class RequestLog:
             return
         facts: dict[str, object] = {"seconds": round(time.monotonic() - request.received_at, 4)}
         if request.adapter is not None:
-            facts |= {"adapter": request.adapter.name, "adapter_version": request.adapter.uid}
+            facts |= {"adapter": request.adapter.name, "adapter_version": request.adapter.version}
         if last.usage is not None:
             facts |= {
                 "prompt_tokens": last.usage.prompt_tokens,

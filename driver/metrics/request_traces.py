@@ -90,7 +90,7 @@ def _attributes(
     adapter = request.adapter
     yield "gen_ai.response.model", model if adapter is None else adapter.name
     if adapter is not None:
-        yield "odriver.adapter_version", adapter.uid
+        yield "odriver.adapter_version", adapter.version
     yield "odriver.client", request.request.client
     yield "gen_ai.latency.e2e", now - request.received_at
     params: dict[str, Any] = request.request.params
