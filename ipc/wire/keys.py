@@ -91,7 +91,7 @@ def authorized(directory: Path) -> dict[str, Limits]:
         raise KeyFileError(f"cannot read the directory {clients}: {error.strerror}") from error
     for path in paths:
         _check_name(path.stem, f"{path} has no name of a key before .toml: ")
-    found = {path.stem: _read(path, Limits) for path in paths}
+    found = {path.stem: _decoded(path, Limits)[0] for path in paths}
     names: dict[str, str] = {}
     for name, limits in found.items():
         if names.setdefault(limits.public, name) != name:
@@ -174,10 +174,6 @@ def _read_secret(path: Path, kind: type[File]) -> File:
     if mode & 0o077:
         raise KeyFileError(f"others may read the secret key in {path}: chmod 600 it, or make a new one")
     return found
-
-
-def _read(path: Path, kind: type[File]) -> File:
-    return _decoded(path, kind)[0]
 
 
 def _decoded(path: Path, kind: type[File]) -> tuple[File, int]:
