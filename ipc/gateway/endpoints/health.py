@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ipc.errors import DaemonStarting, OdriverError, RequestFailed
 from ipc.gateway.answers import RETRY_AFTER, json_answer
-from ipc.gateway.upstream.daemons import Daemons
+from ipc.gateway.upstream.daemons import daemons_of
 from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 from ipc.wire.messages import PROGRESS_LIMIT
 
@@ -50,8 +50,7 @@ class Version(Struct, frozen=True):
 
 async def load(request: Request) -> Response:
     """How many requests are open; raises ConnectFailed where no daemon can be asked."""
-    daemons: Daemons = request.app.state.daemons
-    statuses = await daemons.ask_each(RemoteDaemon.status)
+    statuses = await daemons_of(request).ask_each(RemoteDaemon.status)
     return json_answer(Load(sum(status["open_requests"] for status in statuses.values())))
 
 
@@ -77,7 +76,7 @@ async def ready(request: Request) -> Response:
 
 
 async def _answer(request: Request, suffices: Callable[[str], bool]) -> Response:
-    daemons: Daemons = request.app.state.daemons
+    daemons = daemons_of(request)
     daemons.seek()
     found = {daemon: _absent(daemon, daemon.trouble) for daemon in daemons if daemon.trouble is not None}
     away = list(found)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.access.callers import Caller
-from ipc.gateway.upstream.daemons import Daemons
+from ipc.gateway.upstream.daemons import daemons_of
 from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -22,8 +22,7 @@ ADAPTERS = re.compile(r'((?:running|waiting)_lora_adapters=)"([^"]*)"')
 
 async def show(request: Request) -> Response:
     """The metrics of one daemon as they are; of several, labelled with the daemon."""
-    daemons: Daemons = request.app.state.daemons
-    caller = caller_of(request)
+    daemons, caller = daemons_of(request), caller_of(request)
     texts = await daemons.ask_each(lambda daemon: _shown(daemon, caller))
     if len(list(daemons)) == 1:
         return Response("".join(texts.values()), media_type=TEXT)

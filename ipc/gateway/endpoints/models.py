@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.answers import json_answer
-from ipc.gateway.upstream.daemons import Daemons
+from ipc.gateway.upstream.daemons import daemons_of
 from ipc.openai.translation import check_model
 
 
@@ -51,9 +51,8 @@ async def show(request: Request) -> Response:
 
 async def _models(request: Request) -> dict[str, Model]:
     """By name."""
-    daemons: Daemons = request.app.state.daemons
     created, caller = request.app.state.started_at, caller_of(request)
-    adapters = await daemons.ask_each(lambda daemon: daemon.adapters(caller))
+    adapters = await daemons_of(request).ask_each(lambda daemon: daemon.adapters(caller))
     welcomes = [daemon.client.welcome for daemon in adapters]
     models = {
         name: Model(name, created, one.model, one.max_model_len, one.default_sampling_params)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from ipc.control_client import ControlClient
 from ipc.gateway.access.authentication import caller_of
-from ipc.gateway.upstream.daemons import Daemons
+from ipc.gateway.upstream.daemons import daemons_of
 from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 from ipc.openai.question import BodyError
 from ipc.openai.translation import check_model
@@ -70,7 +70,7 @@ def switch(name: str, given: Mapping[str, str], default: str = "false") -> bool:
 
 async def meant(request: Request, model: str | None) -> list[RemoteDaemon]:
     """The daemons that serve this model, or all. Raises BodyError where none does, and ConnectFailed."""
-    daemons: Daemons = request.app.state.daemons
+    daemons = daemons_of(request)
     if model is None:
         return list(daemons)
     reached = await daemons.reach()

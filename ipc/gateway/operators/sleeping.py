@@ -15,7 +15,7 @@ from ipc.control_client import ControlClient
 from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read_nothing
 from ipc.gateway.operators.operator_commands import MODEL, commanded, meant, ordered, parameters, switch
-from ipc.gateway.upstream.daemons import Daemons
+from ipc.gateway.upstream.daemons import daemons_of
 from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 from ipc.openai.question import BodyError
 
@@ -81,8 +81,7 @@ async def wake_up(request: Request) -> Response:
 
 async def is_sleeping(request: Request) -> Response:
     """Whether all daemons sleep, or fall asleep."""
-    daemons: Daemons = request.app.state.daemons
-    statuses = await daemons.ask_each(RemoteDaemon.status)
+    statuses = await daemons_of(request).ask_each(RemoteDaemon.status)
     return json_answer(Sleeping(all(map(_sleeps, statuses.values()))))
 
 

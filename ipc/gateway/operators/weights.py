@@ -21,7 +21,7 @@ from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read, read_if_any, read_nothing
 from ipc.gateway.operators.operator_commands import MODEL, Done, commanded, meant, ordered, parameters, switch
-from ipc.gateway.upstream.daemons import Daemons
+from ipc.gateway.upstream.daemons import daemons_of
 from ipc.gateway.upstream.remote_daemon import RemoteDaemon
 from ipc.openai.question import BodyError
 
@@ -152,8 +152,7 @@ async def resume(request: Request) -> Response:
 
 async def is_paused(request: Request) -> Response:
     """Whether all daemons are paused."""
-    daemons: Daemons = request.app.state.daemons
-    statuses = await daemons.ask_each(RemoteDaemon.status)
+    statuses = await daemons_of(request).ask_each(RemoteDaemon.status)
     return json_answer(Paused(all(status["state"] == "paused" for status in statuses.values())))
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from starlette.requests import Request
+
 from engine.request_limits import MAX_MODEL_LENGTH
 from ipc.errors import ConnectFailed, ConnectionLost
 from ipc.gateway.access.callers import Caller
@@ -103,6 +105,12 @@ class Daemons:
         """The one whose turn it is, of those that do not rest if there are any."""
         having = tuple(daemon for daemon in able if not daemon.rests) or tuple(able)
         return having[next(self._turns[having]) % len(having)]
+
+
+def daemons_of(request: Request) -> Daemons:
+    """Those of the gateway that a request has come to."""
+    daemons: Daemons = request.app.state.daemons
+    return daemons
 
 
 def _serving(daemons: list[RemoteDaemon], model: str | None) -> list[RemoteDaemon]:

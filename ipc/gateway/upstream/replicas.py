@@ -15,7 +15,7 @@ from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFaile
 from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.access.callers import Caller
 from ipc.gateway.access.peer_addresses import peer_of_request
-from ipc.gateway.upstream.daemons import Daemons
+from ipc.gateway.upstream.daemons import Daemons, daemons_of
 from ipc.gateway.upstream.remote_daemon import RETRY_INTERVAL, RemoteDaemon
 from ipc.wire.messages import Welcome
 
@@ -33,8 +33,7 @@ class Reached(NamedTuple):
 async def daemon_for(request: Request, model: str | None) -> Reached:
     """The daemon for a request; an empty name is none, as in vLLM. Raises as ``Daemons.serving``, and for a refused
     key."""
-    daemons: Daemons = request.app.state.daemons
-    caller, model = caller_of(request), model or None
+    daemons, caller, model = daemons_of(request), caller_of(request), model or None
     daemon = await daemons.serving(model, caller)
     welcome = daemon.client.welcome
     adapter = welcome.adapter_of(model)
