@@ -16,7 +16,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,7 +82,7 @@ class SettingValue(NamedTuple):
 
 def _table(*configs: type) -> dict[str, Setting]:
     return {
-        field.name: Setting(field.name, _plain(hints[field.name]), _default(field.default), **field.metadata)
+        field.name: Setting(field.name, _plain(hints[field.name]), field.default, **field.metadata)
         for config in configs
         for hints in [typing.get_type_hints(config)]
         for field in fields(config)
@@ -95,11 +95,6 @@ def _plain(hint: Any) -> Any:
     alternatives = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     (plain,) = (one for one in alternatives if one is not types.NoneType)
     return plain
-
-
-def _default(default: Any) -> Any:
-    assert default is not MISSING, "a setting has a default"
-    return default
 
 
 SETTINGS = _table(EngineConfig, DaemonConfig, HttpConfig)
@@ -228,15 +223,8 @@ def _check_texts(found: Mapping[str, SettingValue]) -> None:
     """Texts are those that a message to a client can hold, which a command line's bytes need not be."""
     for name, (value, _) in found.items():
         for text in value if isinstance(value, tuple) else (value,):
-            require_setting(not isinstance(text, str) or _is_utf8(text), name, "UTF-8", repr(text))
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+            is_utf8 = not isinstance(text, str) or text.encode(errors="ignore").decode() == text
+            require_setting(is_utf8, name, "UTF-8", repr(text))
 
 
 def read_file(path: Path) -> dict[str, SettingValue]:
