@@ -15,7 +15,7 @@ from tokenizer_files import build_byte_level
 from driver.grammars import matcher as grammar_matcher
 from driver.grammars.compiler import GrammarCompiler
 from driver.grammars.matcher import Grammar, GrammarError, MaskedTokenizer, Matcher
-from driver.grammars.protocol import TokenizerDefinition, WayOn, pack_way_on, unpack_way_on
+from driver.grammars.protocol import TokenizerDefinition, WayOn, pack, unpack_way_on
 from engine.scheduling.plan import StepResult
 from engine.scheduling.sequence import SequenceStatus
 from engine.scheduling.speculation import Speculation
@@ -234,7 +234,7 @@ def test_looking_ahead_takes_little_time(masked_tokenizer, monkeypatch):
 )
 def test_an_answer_is_read_as_it_was_written(way):
     """With any number of forced tokens and masks."""
-    assert unpack_way_on(pack_way_on(way)) == way
+    assert unpack_way_on(pack(way)) == way
 
 
 def test_a_schema_that_is_text_is_forced_as_its_text_is_encoded(masked_tokenizer):

@@ -15,10 +15,11 @@ from driver.grammars.protocol import (
     END,
     ERROR,
     MEMORY_BYTES,
+    Beginning,
     GrammarJob,
     TokenizerDefinition,
     WorkerLimits,
-    pack_beginning,
+    pack,
     unpack_way_on,
 )
 from driver.grammars.workers import Answer, Worker, WorkerLost, Workers
@@ -87,7 +88,7 @@ class GrammarCompiler:
 
         Raises GrammarRefused, in the LAST tier also for what takes too long, and DriverErrors.
         """
-        answer = self._ask(pack_beginning(job, self._num_drafts, b""), tier)
+        answer = self._ask(pack(Beginning(job, self._num_drafts, b"")), tier)
         if answer is None:
             if tier == LAST:
                 raise GrammarRefused(TOO_HARD_TO_COMPILE)

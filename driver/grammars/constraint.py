@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from driver.grammars.guesses import Guesses
 from driver.grammars.matcher_pool import TOO_HARD, Allowance, MatcherPool, SharedWorker
-from driver.grammars.protocol import ADVANCE, COMPLETE, GO, WayOn, pack_advance, pack_beginning, unpack_way_on
+from driver.grammars.protocol import ADVANCE, COMPLETE, GO, Advance, Beginning, WayOn, pack, unpack_way_on
 from driver.grammars.workers import Answer
 
 FORM = "structured_outputs"
@@ -74,7 +74,7 @@ class GrammarConstraint:
     def beginning(self) -> bytes:
         """The body of BEGIN that makes its matcher again."""
         num_drafts = 0 if self.allowance.ended_workers else self._num_drafts
-        return pack_beginning(self._job, num_drafts, self._tokens.tobytes())
+        return pack(Beginning(self._job, num_drafts, self._tokens.tobytes()))
 
     def advance(self, *token_ids: int, guess: Sequence[int] = ()) -> None:
         """Reads the next tokens, and asks about those of a guess; returns at once."""
@@ -85,7 +85,7 @@ class GrammarConstraint:
         if self._worker is None:
             self._begin()
         else:
-            self._worker.send(self, ADVANCE, pack_advance(token_ids, guess))
+            self._worker.send(self, ADVANCE, pack(Advance(list(token_ids), list(guess))))
 
     def hear(self, received: set[object]) -> bool:
         """Whether the answer to the last token has come; returns at once. A worker in ``received``

@@ -10,8 +10,6 @@ answer to both is GO, COMPLETE or ERROR, and its cost. END drops a matcher and h
 """
 
 import struct
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -25,10 +23,6 @@ FRAME = struct.Struct("<IIB")
 ANSWER = struct.Struct("<IIBII")
 """Head of an answer: bytes that follow it, number of the matcher, kind, microseconds of processor
 time, and KiB by which the worker's peak size has grown."""
-_BEGINNING = struct.Struct("<II")
-_ADVANCE = struct.Struct("<I")
-_WAY_ON = struct.Struct("<III")
-TOKEN = struct.Struct("<I")
 ENDING = struct.Struct("<Ii")
 """A worker's process id, and the signal that ended it, or 0."""
 
@@ -67,8 +61,26 @@ class GrammarJob(msgspec.Struct, frozen=True):
     hide_eos: bool = False
 
 
-class WayOn(NamedTuple):
-    """How a text may go on."""
+class Beginning(msgspec.Struct, frozen=True, array_like=True):
+    """The body of BEGIN."""
+
+    job: bytes
+    """An encoded GrammarJob."""
+    num_drafts: int
+    """How many are asked for."""
+    tokens: bytes
+    """u32 each."""
+
+
+class Advance(msgspec.Struct, frozen=True, array_like=True):
+    """The body of ADVANCE: tokens, and guesses of those behind them."""
+
+    token_ids: list[int]
+    guess: list[int]
+
+
+class WayOn(msgspec.Struct, frozen=True, array_like=True):
+    """How a text may go on: the body of GO."""
 
     mask: bytes
     """i32 words: the tokens that may be next."""
@@ -82,46 +94,7 @@ class WayOn(NamedTuple):
     drafts were asked for."""
 
 
-def pack_beginning(job: bytes, num_drafts: int, tokens: bytes) -> bytes:
-    """The body of BEGIN: an encoded GrammarJob, how many drafts are asked for, and tokens, u32
-    each."""
-    return b"".join((_BEGINNING.pack(len(job), num_drafts), job, tokens))
-
-
-def unpack_beginning(body: bytes) -> tuple[bytes, int, list[int]]:
-    """The encoded GrammarJob, the number of drafts and the tokens of BEGIN."""
-    length, num_drafts = _BEGINNING.unpack_from(body)
-    end = _BEGINNING.size + length
-    return body[_BEGINNING.size : end], num_drafts, unpack_tokens(body[end:])
-
-
-def pack_advance(token_ids: Sequence[int], guess: Sequence[int]) -> bytes:
-    """The body of ADVANCE: how many tokens there are, tokens, and guesses, u32 each."""
-    return b"".join((_ADVANCE.pack(len(token_ids)), *map(TOKEN.pack, token_ids), *map(TOKEN.pack, guess)))
-
-
-def unpack_advance(body: bytes) -> tuple[list[int], list[int]]:
-    """The tokens of ADVANCE, and guesses of those behind them."""
-    (count,) = _ADVANCE.unpack_from(body)
-    token_ids = unpack_tokens(body[_ADVANCE.size :])
-    return token_ids[:count], token_ids[count:]
-
-
-def unpack_tokens(packed: bytes) -> list[int]:
-    """Of u32 each."""
-    return [token_id for (token_id,) in TOKEN.iter_unpack(packed)]
-
-
-def pack_way_on(way: WayOn) -> bytes:
-    """The body of GO."""
-    numbers = _WAY_ON.pack(len(way.expected), way.num_forced, len(way.masks))
-    return b"".join((numbers, *map(TOKEN.pack, way.expected), way.mask, *way.masks))
-
-
-def unpack_way_on(body: bytes) -> WayOn:
-    """Of the body of GO."""
-    num_expected, num_forced, num_masks = _WAY_ON.unpack_from(body)
-    begin = _WAY_ON.size + TOKEN.size * num_expected
-    size = (len(body) - begin) // (1 + num_masks)
-    mask, *masks = (body[at : at + size] for at in range(begin, len(body), size))
-    return WayOn(mask, unpack_tokens(body[_WAY_ON.size : begin]), num_forced, masks)
+pack = msgspec.msgpack.Encoder().encode
+unpack_beginning = msgspec.msgpack.Decoder(Beginning).decode
+unpack_advance = msgspec.msgpack.Decoder(Advance).decode
+unpack_way_on = msgspec.msgpack.Decoder(WayOn).decode

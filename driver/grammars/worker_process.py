@@ -21,6 +21,7 @@ import socket
 import sys
 import time
 import traceback
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, NoReturn
@@ -43,7 +44,7 @@ from driver.grammars.protocol import (
     TokenizerDefinition,
     WayOn,
     WorkerLimits,
-    pack_way_on,
+    pack,
     unpack_advance,
     unpack_beginning,
 )
@@ -161,15 +162,16 @@ class _FrameLoop:
 
     def _begin(self, number: int, body: bytes) -> tuple[bytes | None, list[int]]:
         """The mask behind the tokens of a frame, and its guesses."""
-        job, num_drafts, token_ids = unpack_beginning(body)
+        beginning = unpack_beginning(body)
+        token_ids = array("I", beginning.tokens).tolist()
         with _time_limit(self._limits.compile_seconds):
-            grammar = self._compiled(job)
-            self._matchers[number] = grammar.begin(num_drafts)
+            grammar = self._compiled(beginning.job)
+            self._matchers[number] = grammar.begin(beginning.num_drafts)
         return (self._consume(number, token_ids) if token_ids else grammar.first_mask), []
 
     def _advance(self, number: int, body: bytes) -> tuple[bytes | None, list[int]]:
-        token_ids, guess = unpack_advance(body)
-        return self._consume(number, token_ids), guess
+        advance = unpack_advance(body)
+        return self._consume(number, advance.token_ids), advance.guess
 
     def _way_on(self, number: int, mask: bytes, guess: list[int], *, ahead: bool) -> bytes:
         """``ahead`` is whether to look there: a grammar that is slow is not asked for more."""
@@ -178,7 +180,7 @@ class _FrameLoop:
             with _time_limit(self._limits.token_seconds):
                 expected, num_forced, masks = self._matchers[number].look_ahead(guess)
             way = WayOn(mask, expected, num_forced, masks)
-        return pack_way_on(way)
+        return pack(way)
 
     def _consume(self, number: int, token_ids: list[int]) -> bytes | None:
         with _time_limit(self._limits.token_seconds * (1 + len(token_ids) // TOKENS_AT_ONCE)):
