@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
 from fake_driver import PATIENCE, FakeDriver, serving
@@ -79,10 +80,27 @@ def test_after_a_profile_that_could_not_be_written_there_are_others(tmp_path):
         profiler.start(str(tmp_path / "b"))
     in_the_way.unlink()
 
-    profiler.start(str(tmp_path / "b"))
+    for name in ("a", "b"):  # the name of the one that failed is free, too
+        profiler.start(str(tmp_path / name))
+        profiler.stop()
+
+        assert len(traces(tmp_path / name)) == 1
+
+
+def test_a_profile_that_does_not_start_leaves_its_name_free(tmp_path):
+    """As beside a trace that something else in the process has started."""
+    profiler = Profiler()
+    jax.profiler.start_trace(str(tmp_path / "other"))
+    try:
+        with pytest.raises(ProfilerError, match=r"cannot profile into .*/a: "):
+            profiler.start(str(tmp_path / "a"))
+    finally:
+        jax.profiler.stop_trace()
+
+    profiler.start(str(tmp_path / "a"))
     profiler.stop()
 
-    assert len(traces(tmp_path / "b")) == 1
+    assert len(traces(tmp_path / "a")) == 1
 
 
 def test_no_profile_is_stopped_where_none_runs():

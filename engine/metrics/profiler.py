@@ -1,5 +1,7 @@
 """Traces of device and host, for xprof, TensorBoard or Perfetto: one at a time, process-wide."""
 
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -14,8 +16,8 @@ class Profiler:
 
     def __init__(self) -> None:
         self._directory: str | None = None
-        self._is_unwritten = False
-        """Whether JAX still has a trace that could not be written, beside which it starts no other."""
+        self._unwritten: str | None = None
+        """Where JAX still has a trace to write that it could not, beside which it starts no other."""
 
     def start(self, directory: str) -> None:
         """Start a trace in a new directory, which therefore has no links out of it.
@@ -25,12 +27,10 @@ class Profiler:
         if self._directory is not None:
             raise ProfilerError(f"a profile for {self._directory} is running already: stop it first")
         try:
-            if self._is_unwritten:
-                jax.profiler.stop_trace()
-                self._is_unwritten = False
+            self._forget_unwritten()
             Path(directory).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             Path(directory).mkdir(mode=0o700)
-            jax.profiler.start_trace(directory)
+            _start_trace(directory)
         except FileExistsError as error:
             raise ProfilerError(f"{error.filename} is there already: choose another name") from error
         except (OSError, RuntimeError) as error:
@@ -45,6 +45,22 @@ class Profiler:
         try:
             jax.profiler.stop_trace()
         except (OSError, RuntimeError) as error:
-            self._is_unwritten = True
+            self._unwritten = directory
             raise ProfilerError(f"the profile for {directory} cannot be written: {error}") from error
         return directory
+
+    def _forget_unwritten(self) -> None:
+        """Free JAX of the trace that could not be written, and its name for another."""
+        if self._unwritten is not None:
+            jax.profiler.stop_trace()
+            shutil.rmtree(self._unwritten, ignore_errors=True)
+            self._unwritten = None
+
+
+def _start_trace(directory: str) -> None:
+    try:
+        jax.profiler.start_trace(directory)
+    except RuntimeError:
+        with suppress(OSError):
+            Path(directory).rmdir()  # so that its name is free
+        raise
