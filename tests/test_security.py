@@ -221,6 +221,25 @@ def test_a_revoked_key_is_cut_off_and_a_new_one_gets_in(
     bob.close()
 
 
+def test_keys_stay_in_force_while_their_directory_is_away(alice: Client, authority: Authority, directory: Path) -> None:
+    """As one that is not mounted, or that was removed and made again: all were cut off, operators too, and told nothing
+    else."""
+    away = directory.rename(directory.with_name("away"))
+    with pytest.raises(KeyFileError, match=r"server\.toml: No such file"):
+        authority.reload()
+    keys.server_key(directory)
+    with pytest.raises(KeyFileError, match=r"another server\.toml than at the start: start the daemon again"):
+        authority.reload()
+    assert alice.complete("x").text == "x"
+    (directory / "server.toml").unlink()
+    directory.rmdir()
+    away.rename(directory)
+
+    authority.reload()
+
+    assert alice.complete("x").text == "x"
+
+
 def test_the_name_of_a_connection_is_not_a_key() -> None:
     """Who takes the name of somebody's lost connection, with another key, is a stranger."""
     driver, sent = FakeDriver(), []

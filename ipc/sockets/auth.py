@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from ipc.errors import KeyFileError
 from ipc.sockets.tenants import Tenant
 from ipc.wire import keys
 
@@ -57,8 +58,11 @@ class Authority:
     def reload(self) -> str:
         """Read the authorised keys again; says how many there are.
 
-        Raises KeyFileError, and changes nothing then.
+        Raises KeyFileError, and changes nothing then: also where the directory has not the daemon's pair any more, as
+        one that is not mounted, or was removed and made again. Nobody could connect, not even to have it read again.
         """
+        if keys.existing_server_key(self._directory) != self._key:
+            raise KeyFileError(f"{self._directory} has another {keys.SERVER} than at the start: start the daemon again")
         self._tenants = self._read()
         for tell in self._listeners:
             tell()

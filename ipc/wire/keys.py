@@ -25,6 +25,8 @@ Z85 = Annotated[str, Meta(pattern=r"\A[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\
 """32 bytes as ZeroMQ's RFC 32 writes them."""
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=0)]
 """Requests have 0 unless they name another; one below 0 goes before those of others."""
+SERVER = "server.toml"
+"""The name of the file of a daemon's pair."""
 ALL = "*"
 """In place of the names of adapters: all of them."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -68,12 +70,17 @@ def default_directory() -> Path:
 
 def server_key(directory: Path) -> ServerKey:
     """The daemon's pair, made now if there is none. Raises KeyFileError."""
-    path = directory / "server.toml"
+    path = directory / SERVER
     if not os.path.lexists(path):
         public, secret = _new_pair()
         _make_directory(directory)
         _write(path, {"public": public, "secret": secret})
-    return _read_secret(path, ServerKey)
+    return existing_server_key(directory)
+
+
+def existing_server_key(directory: Path) -> ServerKey:
+    """The daemon's pair. Raises KeyFileError, also if there is none."""
+    return _read_secret(directory / SERVER, ServerKey)
 
 
 def client_key(path: Path) -> ClientKey:
