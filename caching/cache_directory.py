@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 
@@ -11,11 +12,18 @@ def cache_home() -> Path:
 
 
 def check_owner(directory: Path) -> None:
-    """Raises PermissionError for a directory of what is to be run that another user than root has made, or linked to:
-    root's may be one in which anybody writes."""
+    """Raises PermissionError for a directory of what is to be run into which others may put it: one that another user
+    than root has made, or linked to, or in which every user may write."""
     try:
-        owners = {directory.lstat().st_uid, directory.stat().st_uid}
+        owners, mode = {directory.lstat().st_uid, directory.stat().st_uid}, directory.stat().st_mode
     except OSError:  # there is none, or whoever reads it says why not
         return
     for owner in owners - {os.geteuid(), 0}:
         raise PermissionError(errno.EPERM, f"it belongs to another user, {owner}, who could have this one run anything")
+    if mode & stat.S_IWOTH:
+        raise PermissionError(errno.EPERM, "every user may write in it, and could have this one run anything")
+
+
+def not_used(directory: Path, error: PermissionError) -> str:
+    """What is said of a directory that ``check_owner`` refuses."""
+    return f"{directory} is not used ({error.strerror}): set XDG_CACHE_HOME"

@@ -26,7 +26,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from caching.cache_directory import cache_home, check_owner
+from caching.cache_directory import cache_home, check_owner, not_used
 from caching.cores import usable_cores
 from caching.instruction_set import compiler_flags, level
 
@@ -87,7 +87,7 @@ def find(source: Path) -> Path | None:
             try:
                 check_owner(directory)
             except PermissionError as error:
-                raise KernelsUnavailable(f"{directory} is not used ({error.strerror}): set XDG_CACHE_HOME") from error
+                raise KernelsUnavailable(not_used(directory, error)) from error
         for library in _fitting(directory, stem):
             try:
                 _check_whole(library)

@@ -212,6 +212,19 @@ def test_a_link_of_another_user_is_theirs_wherever_it_leads(tmp_path: Path, monk
         check_owner(link)
 
 
+def test_a_cache_in_which_every_user_may_write_is_not_loaded_from(with_compiler: Path) -> None:
+    """Ours though it is: whoever writes there first says what is run. That a directory is sticky keeps what is there,
+    and nothing from coming."""
+    kernels = compile_library(with_compiler, instruction_set.level(), cache_home() / "kernels").parent
+    for mode in (0o777, 0o1777):
+        kernels.chmod(mode)
+        with pytest.raises(KernelsUnavailable, match=r"every user may write in it.*: set XDG_CACHE_HOME"):
+            cpu_kernels._load(with_compiler)
+    kernels.chmod(0o775)  # with a group of one's own, as many systems give each user
+
+    assert cpu_kernels._load(with_compiler).answer() == 42
+
+
 @pytest.mark.usefixtures("machine")
 def test_the_doctor_says_which_kernels_a_start_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """None, those that the first start will compile, those that one has compiled, or those of the wheel."""

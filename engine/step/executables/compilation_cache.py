@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 
-from caching.cache_directory import cache_home, check_owner
+from caching.cache_directory import cache_home, check_owner, not_used
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ def use_compilation_cache() -> None:
         try:
             check_owner(own)
         except PermissionError as error:
-            logger.warning("JAX's cache in %s is not used (%s): set XDG_CACHE_HOME", own, error.strerror)
+            logger.warning("JAX's cache in %s", not_used(own, error))
             jax.config.update("jax_enable_compilation_cache", False)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
