@@ -9,6 +9,7 @@ import warnings
 import pytest
 from rich.console import Console
 
+from ipc.process import logs
 from ipc.process.logs import configure_logging, stderr_console
 from ipc.service.terminal import show_ready
 
@@ -45,6 +46,26 @@ def test_a_warning_of_pythons_is_a_record() -> None:
         logging.captureWarnings(False)
     (line,) = map(json.loads, out.getvalue().splitlines())
     assert line["logger"] == "py.warnings" and "UserWarning: no space left" in line["message"]
+
+
+def test_that_jaxs_cache_cannot_be_written_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk JAX says it of each function that it compiles; other warnings are not held back."""
+    out = io.StringIO()
+    monkeypatch.setattr(logs, "_cache_warnings", logs._CacheWarnings())
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(False)
+        configure_logging(Console(file=out))
+
+        for name in ("jit_step", "jit_sample"):
+            warnings.warn(
+                f"Error writing persistent compilation cache entry for '{name}': OSError: no space", stacklevel=1
+            )
+            warnings.warn(f"{name} is slow", stacklevel=1)
+
+        logging.captureWarnings(False)
+    lines = ("jit_step': OSError", "jit_sample': OSError", "jit_step is slow", "jit_sample is slow")
+    assert [out.getvalue().count(line) for line in lines] == [1, 0, 1, 1]
 
 
 def test_the_level_may_change_while_running() -> None:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from threading import Lock
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -37,7 +38,8 @@ def configure_logging(console: Console, level: str = "info", log_format: str = "
 
     This is the one place that adds a handler.
     """
-    logging.captureWarnings(True)  # jax warns so of a cache that it cannot write
+    logging.captureWarnings(True)
+    logging.getLogger("py.warnings").addFilter(_cache_warnings)
     logging.basicConfig(handlers=[_handler(console, log_format)], level=logging.WARNING, force=True)
     set_level(level)
 
@@ -58,6 +60,24 @@ def _handler(console: Console, log_format: str) -> logging.Handler:
     text = TextFormatter(date + "%(levelname)s %(name)s: %(message)s")
     plain.setFormatter(JsonFormatter() if log_format == "json" else text)
     return plain
+
+
+class _CacheWarnings(logging.Filter):
+    """Lets one of JAX's warnings pass that an entry of its cache cannot be written: of a full disk it has one for each
+    function."""
+
+    UNWRITTEN = "Error writing persistent compilation cache entry"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first = Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it passes."""
+        return self.UNWRITTEN not in record.getMessage() or self._first.acquire(blocking=False)
+
+
+_cache_warnings = _CacheWarnings()
 
 
 class TextFormatter(logging.Formatter):

@@ -12,6 +12,7 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import jax
 from jax import Device
@@ -49,6 +50,8 @@ class StoredExecutables:
         check_owner(directory)
         os.utime(directory)
         self._directory, self._devices = directory, devices
+        self._first_failure = Lock()
+        """Held from the first executable on that could not be written."""
         _forget_old(directory.parent)
 
     @property
@@ -97,7 +100,8 @@ class StoredExecutables:
             unfinished.write_bytes(hashlib.sha256(payload).digest() + payload)
             unfinished.rename(path)  # atomic: nobody reads half of it
         except OSError as error:
-            logger.warning("%s of %d cannot be kept on disk: %s", program, size, error)
+            level = logging.WARNING if self._first_failure.acquire(blocking=False) else logging.DEBUG
+            logger.log(level, "%s of %d cannot be kept on disk, and nor may others: %s", program, size, error)
             with suppress(OSError):  # it may never have been there
                 unfinished.unlink()
 
