@@ -219,6 +219,23 @@ def test_results_go_to_files_alone(files: Files, driver: FakeDriver, capsys: pyt
     assert not driver.submitted
 
 
+def test_a_directory_that_cannot_be_synced_is_refused_in_words(
+    files: Files, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one in which the user may write and not list what is there, or of a file system that cannot; it was a
+    traceback."""
+    files.write({"prompt": "x"})
+
+    def refused(_: int) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "fsync", refused)
+
+    assert main(files.command) == 1
+    assert f"odriver: cannot write {files.target}: Permission denied" in capsys.readouterr().err
+    assert not driver.submitted
+
+
 def test_a_request_without_a_result_is_no_success(
     files: Files, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

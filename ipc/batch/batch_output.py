@@ -48,8 +48,9 @@ class BatchOutput:
             if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
                 raise BatchError(f"{path} is no file: results are read again when a batch is continued")
             self._lock()
-            self._read()
-            _sync_directory(path.parent)
+            with self._writing():
+                self._read()
+                _sync_directory(path.parent)
         except BaseException:
             os.close(self._descriptor)
             raise
