@@ -77,6 +77,30 @@ def test_what_was_in_4_bits_is_what_it_was(furthest: int) -> None:
     np.testing.assert_allclose(stored * scales.repeat(32, 0), weight, rtol=1e-6)
 
 
+def test_scales_do_not_depend_on_the_order_of_a_groups_sum() -> None:
+    """Where two scales are about as good, so that the last digits of their errors decide: devices that have parts of other
+    shapes add in another order, and still make the same numbers."""
+    rng = np.random.default_rng(0)
+    weight, last = rng.standard_normal((128, 64)).astype(np.float32), 127
+
+    def scales(ends: np.ndarray, order: np.ndarray) -> np.ndarray:
+        weight[last] = ends
+        return np.asarray(quantize4(jnp.asarray(weight[order]), 128)[1][0])
+
+    straight = np.arange(128)
+    low, high = np.full(64, -1.5, np.float32), np.full(64, 1.5, np.float32)
+    of_low = scales(low, straight)
+    for _ in range(32):  # to neighbours between which the choice changes
+        middle = (low + high) / np.float32(2)
+        is_low = scales(middle, straight) == of_low
+        low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
+
+    for ends in (low, high):
+        expected = scales(ends, straight)
+        for _ in range(20):
+            np.testing.assert_array_equal(scales(ends, rng.permutation(128)), expected)
+
+
 @pytest.mark.parametrize("rows", [7, *(pytest.param(rows, marks=pytest.mark.thorough) for rows in (1, 40))])
 @pytest.mark.parametrize(
     ("inputs", "outputs"),

@@ -24,6 +24,9 @@ GROUP_SIZES = (128, 64, 32)
 
 FURTHEST = (-8.0, -9.0, -8.5, -7.0, 7.0, -6.0, 6.0, -5.0, 5.0, -4.0, 4.0)
 """Steps that the number of a group furthest from 0 may be; beyond -8 it is cut off."""
+PARTS_OF_STEP = 1024
+"""Errors are counted in these, so that the sum of a group's squares is exact: below 2**30, as none is off by more than
+two steps and a part."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=["layout", "out"])
@@ -224,23 +227,28 @@ def quantize4(values: Array, group: int) -> tuple[Array, Array]:
     """f[in, ...] -> i8 from -8 to 7, and scales f32[in / group, ...]; NaN makes its scale NaN.
 
     The number furthest from 0 becomes one of FURTHEST: that with the least squared error. What was
-    in 4 bits with the same groups, and symmetric, is then what it was.
+    in 4 bits with the same groups, and symmetric, is then what it was. The choice does not depend on
+    the order of a sum, which XLA chooses by the shape of a device's part.
     """
     wide = values.astype(np.float32).reshape(-1, group, *values.shape[1:])
     furthest = jnp.take_along_axis(wide, jnp.argmax(jnp.abs(wide), axis=1, keepdims=True), axis=1)
 
-    def rounded(scales: Array) -> Array:
-        return jnp.clip(jnp.round(wide / jnp.where(scales == 0, np.float32(1), scales)), -8, 7)
+    def in_steps(scales: Array) -> tuple[Array, Array]:
+        exact = wide / jnp.where(scales == 0, np.float32(1), scales)
+        return exact, jnp.clip(jnp.round(exact), -8, 7)
 
     def try_next(best: tuple[Array, Array], steps: Array) -> tuple[tuple[Array, Array], None]:
         scales = furthest / steps
-        error = jnp.square(rounded(scales) * scales - wide).sum(axis=1, keepdims=True)
+        exact, rounded = in_steps(scales)
+        parts = jnp.round((exact - rounded) * np.float32(PARTS_OF_STEP)).astype(np.int32)
+        squares = jnp.square(parts).sum(axis=1, keepdims=True, dtype=np.int32)
+        error = squares.astype(np.float32) / jnp.square(steps)  # of the furthest number, squared
         is_best = error < best[0]
         return (jnp.where(is_best, error, best[0]), jnp.where(is_best, scales, best[1])), None
 
     start = jnp.full_like(furthest, jnp.inf), furthest  # NaN stays
     (_, scales), _ = jax.lax.scan(try_next, start, jnp.asarray(FURTHEST, np.float32))
-    return rounded(scales).astype(jnp.int8).reshape(values.shape), scales[:, 0]
+    return in_steps(scales)[1].astype(jnp.int8).reshape(values.shape), scales[:, 0]
 
 
 @partial(jax.jit, static_argnames=("group", "tile"))
