@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from adapter_files import AdapterKind, write_adapter
 from checkpoints import build_checkpoint
 from fake_driver import PATIENCE, FakeDriver, build_server, serving
 
@@ -302,6 +303,7 @@ def test_what_a_start_would_refuse_beside_the_model_is_not_called_good(
     for."""
     monkeypatch.setattr(accelerators, "devices", list)
     other = build_checkpoint(tmp_path / "other")
+    fitting = write_adapter(tmp_path / "fitting", "llama2", AdapterKind(r"self_attn\.q_proj", 4))
     (tmp_path / "empty").mkdir()
 
     def drafts(model: str) -> list[str]:
@@ -315,6 +317,7 @@ def test_what_a_start_would_refuse_beside_the_model_is_not_called_good(
         (found,) = [one for one in json.loads(capsys.readouterr().out) if one["check"] == check]
         return found["state"], found["found"]
 
+    known = [str(other), "--tokenizer", "some/repository"]
     lora = ["--enable-lora", "--lora-modules"]
     for check, flags, state, words in (
         ("model", ["some/repository"], "good", "asks the network"),
@@ -327,6 +330,12 @@ def test_what_a_start_would_refuse_beside_the_model_is_not_called_good(
         ("draft model", [*drafts("demo_draft"), "some/repository"], "good", "is not known"),
         ("adapters", [*lora, f"mine={tmp_path / 'empty'}"], "bad", "lora_modules: mine: "),
         ("adapters", [*lora, f"demo={tmp_path / 'empty'}"], "bad", "is the model itself"),
+        ("adapters", [*known, *lora, f"mine={fitting}"], "good", "mine"),
+        ("adapters", [*known, "--max-lora-rank", "2", *lora, f"mine={fitting}"], "bad", "raise max_lora_rank"),
+        ("adapters", [*known, "--lora-target-modules", "o_proj", *lora, f"mine={fitting}"], "bad", "no room for"),
+        ("adapters", [*known, "--lora-target-modules", "no_proj", *lora, f"mine={fitting}"], "bad", "no module of"),
+        ("adapters", [*lora, f"mine={fitting}"], "bad", "q_proj.lora_A.weight is [4, 48] and should be [4, "),
+        ("adapters", [str(tmp_path / "nowhere"), *lora, f"mine={fitting}"], "good", "mine"),
         ("adapters", [*lora, "mine=gs://bucket/mine"], "good", "mine"),
         ("adapters", [str(tmp_path / "nowhere"), *lora, "mine=gs://bucket/mine"], "good", "mine"),
         ("adapters", ["--enable-lora", "--adapter-root", str(tmp_path / "nowhere")], "bad", "there is no directory"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from engine.adapters.adapter import AdapterError
 from engine.adapters.peft import BASE, PeftConfig, namings_of, spellings, weight_name
-from engine.adapters.slot_arrays import SlotArrays
+from engine.adapters.slot_arrays import Slots
 from engine.models.adapters.experts import AdaptedExpertsKernel
 from engine.models.adapters.kernels import AdaptedKernel, AdaptedWeight
 from engine.models.adapters.tables import AdaptedEmbedding, AdaptedHead
@@ -128,7 +128,7 @@ class Places:
         return None
 
 
-def places_of(slots: SlotArrays) -> Places:
+def places_of(slots: Slots) -> Places:
     """The places of a model."""
     places = Places(frozenset(map(id, slots.without_room)))
     for weight in (*slots.kernels, *slots.without_room):

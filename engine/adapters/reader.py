@@ -26,7 +26,7 @@ from engine.adapters.peft import (
     weight_name,
 )
 from engine.adapters.places import FusedPlace, Place, Places, places_of
-from engine.adapters.slot_arrays import SlotArrays
+from engine.adapters.slot_arrays import Slots
 from engine.errors import ConfigurationError
 from engine.hub.names import BUCKET
 from engine.live.read_files import open_file
@@ -90,7 +90,7 @@ def check_files(directory: str) -> None:
 class AdapterReader:
     """Reads adapters for the slots of an engine, on any thread."""
 
-    def __init__(self, slots: SlotArrays) -> None:
+    def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._uids = itertools.count(1)
 
@@ -109,6 +109,11 @@ class AdapterReader:
         arrays = [array for kernel in self._slots.kernels for array in _block(kernel, a, b)]
         rank = max(config.rank(pair.key) for pair in pairs)
         return Adapter(next(self._uids), directory, rank, tuple(arrays))
+
+    def check(self, directory: str) -> None:
+        """Raises AdapterError as ``read`` does, for all but the numbers of tensors, which are not read."""
+        with _adapter_errors(directory), _opened(directory) as (content, source):
+            self._checked(directory, read_config(directory, content), source)
 
     @cached_property
     def _places(self) -> Places:

@@ -47,19 +47,25 @@ class AdapterSizes:
 
 
 @dataclass(frozen=True)
-class SlotArrays:
-    """For weights of a decoder the factors of all slots; a slot without an adapter is zeros.
-
-    They are a flat list of what ``AdaptedWeight.leaves`` has for each weight.
-    """
+class Slots:
+    """The weights of a model that may have adapters, and how large these may be."""
 
     kernels: tuple[AdaptedWeight, ...]
     without_room: tuple[AdaptedWeight, ...]
     """Those that ``sizes.targets`` leaves out."""
     sizes: AdapterSizes
-    mesh: DeviceMesh
     unserved: tuple[str, ...]
     """The beginnings of the names of modules that the model has beside those that are served."""
+
+
+@dataclass(frozen=True)
+class SlotArrays(Slots):
+    """For weights of a decoder the factors of all slots; a slot without an adapter is zeros.
+
+    They are a flat list of what ``AdaptedWeight.leaves`` has for each weight.
+    """
+
+    mesh: DeviceMesh
 
     @cached_property
     def leaves(self) -> list[Leaf]:
@@ -156,7 +162,13 @@ def slot_arrays(decoder: Decoder, sizes: AdapterSizes, mesh: DeviceMesh) -> Slot
     """The slots of a decoder, whose weights may be abstract. Raises ConfigurationError if a target
     is no module of it."""
     partition = decoder.partition
-    return SlotArrays(*_weights(entries(decoder), sizes, partition), sizes, mesh, beginnings(partition.model.unserved))
+    return SlotArrays(*_weights(entries(decoder), sizes, partition), sizes, beginnings(partition.model.unserved), mesh)
+
+
+def declared_slots(partition: Partition, sizes: AdapterSizes) -> Slots:
+    """The slots of a model of which nothing is read and nothing is on a device. Raises as ``slot_arrays`` does."""
+    kernels, without_room = _weights(declared_entries(partition), sizes, partition)
+    return Slots(kernels, without_room, sizes, beginnings(partition.model.unserved))
 
 
 def adapter_bytes(partition: Partition, sizes: AdapterSizes | None) -> int:

@@ -96,16 +96,17 @@ class _Rows:
         return weights
 
     def adapters(self) -> str:
-        """Without the model's sizes: what does not fit them is seen when the model is loaded."""
+        """With the model's sizes, where it is known; the numbers of tensors are seen when they are loaded."""
         from driver.adapters.loader import check_first
         from engine.adapters.reader import check_files
 
+        check_one = check_files if self.spec is None else _fitting(self.spec, self._config)
         config, paths = self._config, self._config.lora_paths
         root = None if config.adapter_root is None else Root(config.adapter_root, "adapter_root")
 
         def check(directory: str) -> None:
             if not directory.startswith(BUCKET):
-                check_files(directory)
+                check_one(directory)
 
         check_first(paths, root, self._served_names, check)
         below = "" if root is None else f"; others are loaded from below {root}"
@@ -118,6 +119,20 @@ class _Rows:
             tensors = [source.info(name) for name in source.names]
         self.served_bytes += sum(served_bytes(tensor, config.dtype, config.quantization) for tensor in tensors)
         return f"{directory}, {decimal(sum(tensor.nbytes for tensor in tensors))} of weights"
+
+
+def _fitting(model: "ModelSpec", config: EngineConfig) -> Callable[[str], None]:
+    """What checks an adapter of a model. Raises ConfigurationError where its slots are at fault."""
+    import numpy as np
+
+    from engine.adapters.reader import AdapterReader
+    from engine.adapters.slot_arrays import AdapterSizes, declared_slots
+    from engine.models.partition import Partition
+    from engine.models.weights.weight_format import Layout
+
+    any_form = np.dtype(np.float32), Layout.AXES  # modules have the same shapes in every form
+    sizes = AdapterSizes(config.max_loras, config.max_lora_rank, *any_form, config.lora_target_modules)
+    return AdapterReader(declared_slots(Partition(model), sizes)).check
 
 
 def _with_tokenizer(config: EngineConfig) -> EngineConfig:
