@@ -52,6 +52,17 @@ def test_a_name_that_no_tpu_has_is_refused_with_those_most_like_it(name, similar
     assert "such as v6e-1, v5litepod-8 or v5p-8, a machine type such as ct6e-standard-8t, or" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "name", ["tpu7x-8", "TPU7x", "TPU v7x", "tpu7x:2x2x1", "tpu7x-standard-4t", "v7x-8", "ironwood"]
+)
+def test_a_tpu_whose_chip_is_two_devices_is_refused_by_name(name):
+    """With the reason, and not as a name that no TPU has."""
+    with pytest.raises(
+        ConfigurationError, match=r"is a TPU7x \(Ironwood\), which is not planned for.*known are v4, v5e"
+    ):
+        topology_of(name)
+
+
 @pytest.mark.parametrize("name", ["", "2x4", "a100", "v5e:", "v5e:2", "v5e:2x4x1x1", "v5e:2y4", "v9:2x2", "--help"])
 def test_what_is_no_name_at_all_is_refused_in_words(name):
     """Nothing of it reaches the compiler."""

@@ -52,20 +52,26 @@ def _known_names() -> dict[str, str]:
 
 
 NAMES = _known_names()
+_IRONWOOD = re.compile(r"(tpu[ _-]?v?|ct|v)7x?([:=_-].*)?|ironwood.*")
 _TOPOLOGY = re.compile(r"(?P<kind>v4|v5e|v5litepod|v5p|v6e)[:=_-](?P<shape>\d+x\d+(x\d+)?)")
 
 
 def topology_of(name: str) -> str:
     """``v5e:2x4`` of that topology's name, of ``v5litepod-8`` or of ``ct5lp-hightpu-8t``.
 
-    Raises ConfigurationError, with the names most like it, for any other, and for a shape that no
-    slice is as large as.
+    Raises ConfigurationError, with the names most like it, for any other, for a TPU7x, and for a shape
+    that no slice is as large as.
     """
     asked = name.strip().lower()
     if asked in NAMES:
         return NAMES[asked]
     if found := _TOPOLOGY.fullmatch(asked):
         return _checked(found["kind"].replace("v5litepod", "v5e"), found["shape"])
+    if _IRONWOOD.fullmatch(asked):
+        raise ConfigurationError(
+            f"{name!r} is a TPU7x (Ironwood), which is not planned for: its chip is two devices, each with half of its memory "
+            f"and a faster link to the other, and it has no known rate of int8; known are {', '.join(MOST_CHIPS)}"
+        )
     similar = ", ".join(difflib.get_close_matches(asked, NAMES, 4))
     raise ConfigurationError(
         f"no TPU is called {name!r}{f' (did you mean one of {similar}?)' if similar else ''}: give an accelerator type such as "
