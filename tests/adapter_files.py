@@ -186,6 +186,10 @@ ADAPTERS: dict[str, dict[str, AdapterKind]] = {
         "everything": AdapterKind(r"in_proj|[qkvo]_proj", 16, seed=1),
         "state space": AdapterKind(r"in_proj", 8, seed=2),
     },
+    "lfm2": {
+        "everything": AdapterKind(r"in_proj|[qkv]_proj|out_proj|w[123]", 16, seed=1),
+        "convolution": AdapterKind(r"conv\.(in|out)_proj", 8, seed=2),
+    },
 }
 """By variant, the adapters that goldens are made of."""
 MANY = {f"number {number}": AdapterKind(LINEAR, 8 + 56 * number // 63, seed=100 + number) for number in range(64)}

@@ -80,6 +80,48 @@ NEMOTRON_H = {
     "moe_shared_expert_intermediate_size": 40,
     "routed_scaling_factor": 2.5,
 }
+BAMBA = {
+    "architectures": ["BambaForCausalLM"],
+    "model_type": "bamba",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "attn_layer_indices": [1],
+    "attention_bias": True,
+    "mlp_bias": True,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 8,
+    "rope_theta": 1000.0,
+}
+LFM2 = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+    "norm_eps": 1e-4,
+    "conv_bias": True,
+    "block_ff_dim": 120,
+    "block_ffn_dim_multiplier": 0.8,
+    "block_multiple_of": 16,
+    "tie_embedding": True,
+    "rope_theta": 1000.0,
+}
+LFM2_MOE = {
+    "architectures": ["Lfm2MoeForCausalLM"],
+    "model_type": "lfm2_moe",
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "conv_L_cache": 4,
+    "num_dense_layers": 1,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 1.5,
+    "tie_word_embeddings": False,
+    "rope_theta": 1000.0,
+}
 
 STATE_VARIANTS: dict[str, tuple[int, Config]] = {
     "qwen3_next": (6, QWEN3_NEXT),
@@ -125,6 +167,9 @@ STATE_VARIANTS: dict[str, tuple[int, Config]] = {
             "n_groups": 1,
         },
     ),
+    "bamba": (2, BAMBA),
+    "lfm2": (1, LFM2),
+    "lfm2_moe": (0, LFM2_MOE),
 }
 """By name, a seed under which greedy paths and routes are clear-cut, and the keys beside the common sizes."""
 
@@ -145,11 +190,15 @@ def state_shapes(config: Config) -> Shapes:
     vocabulary, hidden = config["vocab_size"], config["hidden_size"]
     if config["model_type"] == "nemotron_h":
         return _nemotron(config)
-    shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
+    if config["model_type"].startswith("lfm2"):
+        return _lfm2(config)
+    norm = "final_layernorm" if config["model_type"] == "bamba" else "norm"
+    shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden), f"model.{norm}.weight": (hidden,)}
     if not config.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (vocabulary, hidden)
     for layer in range(config["num_hidden_layers"]):
-        of_layer = qwen_shapes(config, layer) if config["model_type"].startswith("qwen") else _granite(config, layer)
+        make = {"granitemoehybrid": _granite, "bamba": _bamba}.get(config["model_type"], qwen_shapes)
+        of_layer = make(config, layer)
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
     return shapes
 
@@ -200,12 +249,8 @@ def _delta_net(config: Config) -> Shapes:
 def _granite(config: Config, layer: int) -> Shapes:
     hidden, size = config["hidden_size"], config["shared_intermediate_size"]
     shapes: Shapes = {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
-    if config["layer_types"][layer] in ("attention", "full_attention"):
-        shapes |= attention_shapes(config, layer)
-    else:
-        sizes = (2 * hidden, *(config[f"mamba_{key}"] for key in ("n_heads", "n_groups", "d_state")))
-        has = (config.get("mamba_conv_bias", True), config.get("mamba_proj_bias", False))
-        shapes |= {f"mamba.{name}": shape for name, shape in mamba_shapes(hidden, sizes, has).items()}
+    is_full = config["layer_types"][layer] in ("attention", "full_attention")
+    shapes |= attention_shapes(config, layer) if is_full else _mamba(config)
     shapes["shared_mlp.input_linear.weight"] = (2 * size, hidden)
     shapes["shared_mlp.output_linear.weight"] = (hidden, size)
     if experts := config["num_local_experts"]:
@@ -214,6 +259,24 @@ def _granite(config: Config, layer: int) -> Shapes:
         shapes["block_sparse_moe.input_linear.weight"] = (experts, 2 * ffn, hidden)
         shapes["block_sparse_moe.output_linear.weight"] = (experts, hidden, ffn)
     return shapes
+
+
+def _bamba(config: Config, layer: int) -> Shapes:
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    shapes = _mamba(config)
+    if layer in config["attn_layer_indices"]:
+        shapes = {name: shape for name, shape in attention_shapes(config, layer).items() if "layernorm" not in name}
+    shapes |= {f"{name}_layernorm.weight": (hidden,) for name in ("input", "pre_ff")}
+    for name, rows, columns in (("gate", ffn, hidden), ("up", ffn, hidden), ("down", hidden, ffn)):
+        shapes |= {f"feed_forward.{name}_proj.weight": (rows, columns), f"feed_forward.{name}_proj.bias": (rows,)}
+    return shapes
+
+
+def _mamba(config: Config) -> Shapes:
+    hidden = config["hidden_size"]
+    sizes = (2 * hidden, config["mamba_n_heads"], config.get("mamba_n_groups", 1), config["mamba_d_state"])
+    has = (config.get("mamba_conv_bias", True), config.get("mamba_proj_bias", False))
+    return {f"mamba.{name}": shape for name, shape in mamba_shapes(hidden, sizes, has).items()}
 
 
 def _nemotron(config: Config) -> Shapes:
@@ -254,6 +317,63 @@ def _nemotron_part(config: Config, layer_type: str) -> Shapes:
         "shared_experts.up_proj.weight": (shared, hidden),
         "shared_experts.down_proj.weight": (hidden, shared),
     }
+
+
+def _lfm2(config: Config) -> Shapes:
+    vocabulary, hidden = config["vocab_size"], config["hidden_size"]
+    shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden), "model.embedding_norm.weight": (hidden,)}
+    if not config.get("tie_embedding", config.get("tie_word_embeddings", True)):
+        shapes["lm_head.weight"] = (vocabulary, hidden)
+    for layer, layer_type in enumerate(config["layer_types"]):
+        of_layer = {f"{name}_norm.weight": (hidden,) for name in ("operator", "ffn")}
+        of_layer |= _short_convolution(config) if layer_type == "conv" else _normed_attention(config)
+        of_layer |= _lfm2_feed_forward(config, layer)
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
+    return shapes
+
+
+def _short_convolution(config: Config) -> Shapes:
+    hidden = config["hidden_size"]
+    shapes: Shapes = {
+        "conv.in_proj.weight": (3 * hidden, hidden),
+        "conv.conv.weight": (hidden, 1, config.get("conv_L_cache", 3)),
+        "conv.out_proj.weight": (hidden, hidden),
+    }
+    if config.get("conv_bias"):
+        biases = {"in_proj": 3 * hidden, "conv": hidden, "out_proj": hidden}
+        shapes |= {f"conv.{name}.bias": (size,) for name, size in biases.items()}
+    return shapes
+
+
+def _normed_attention(config: Config) -> Shapes:
+    hidden = config["hidden_size"]
+    size = hidden // config["num_attention_heads"]
+    rows = {"q_proj": hidden, "k_proj": size * config["num_key_value_heads"], "out_proj": hidden}
+    shapes: Shapes = {f"self_attn.{name}.weight": (count, hidden) for name, count in rows.items()}
+    shapes["self_attn.v_proj.weight"] = shapes["self_attn.k_proj.weight"]
+    return shapes | {f"self_attn.{name}_layernorm.weight": (size,) for name in "qk"}
+
+
+def _lfm2_feed_forward(config: Config, layer: int) -> Shapes:
+    hidden, experts = config["hidden_size"], config.get("num_experts", 0)
+    if experts and layer >= config["num_dense_layers"]:
+        each = (f"experts.{expert}." for expert in range(experts))
+        shapes: Shapes = {}
+        for prefix in each:
+            shapes |= _w1_to_w3(prefix, hidden, config["moe_intermediate_size"])
+        shapes |= {"gate.weight": (experts, hidden), "expert_bias": (experts,)}
+    else:
+        columns = config["intermediate_size"]
+        if given := config.get("block_ff_dim"):
+            step, share = config["block_multiple_of"], config["block_ffn_dim_multiplier"]
+            columns = step * math.ceil(int(share * int(2 * given / 3)) / step)
+        shapes = _w1_to_w3("", hidden, columns)
+    return {f"feed_forward.{name}": shape for name, shape in shapes.items()}
+
+
+def _w1_to_w3(prefix: str, hidden: int, ffn: int) -> Shapes:
+    of_first = dict.fromkeys((f"{prefix}w1.weight", f"{prefix}w3.weight"), (ffn, hidden))
+    return {**of_first, f"{prefix}w2.weight": (hidden, ffn)}
 
 
 def mamba_shapes(hidden: int, sizes: tuple[Any, ...], has_bias: tuple[bool, bool], taps: int = 4) -> Shapes:

@@ -16,9 +16,6 @@ from engine.models.requirements import require
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.parameters import LAYER, tensors
 
-LEAST_SUM = np.float32(1e-20)
-"""Added to a sum of weights, which may be zero for sigmoids."""
-
 
 class Scoring(Enum):
     """From an expert's logit to its weight."""
@@ -54,6 +51,8 @@ class RouterSpec:
     """If set, the input goes through an RMSNorm, and is divided by sqrt(hidden) (Gemma 4)."""
     expert_scale: bool = False
     """Each expert's weight is multiplied by a learned number (Gemma 4)."""
+    least_sum: float = 1e-20
+    """Added to the sum that weights are divided by, which may be zero for sigmoids."""
 
     def check(self, experts: int, chosen: int) -> None:
         """Raises UnsupportedError for numbers of experts that it cannot choose from."""
@@ -111,7 +110,7 @@ class Router(nnx.Module):
         if spec.scoring is Scoring.SOFTMAX_OF_CHOSEN:
             weights = jax.nn.softmax(weights, axis=1)
         elif spec.normalised:
-            weights = weights / (weights.sum(axis=1, keepdims=True) + LEAST_SUM)
+            weights = weights / (weights.sum(axis=1, keepdims=True) + np.float32(spec.least_sum))
         if self.expert_scale is not None:
             weights = weights * self.expert_scale[...][chosen]
         return weights * np.float32(spec.scale), chosen

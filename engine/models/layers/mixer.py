@@ -62,6 +62,7 @@ class State:
     """A layer keeps arrays of equal size for each sequence, whatever its length, in a slot."""
 
     arrays: tuple[StateArray, ...]
+    """The window of the convolution, and then what the recurrence has, if there is one."""
     each_token: tuple[StateArray, ...] = ()
     """Flat: what of a token a slot has behind its state, where rows may have drafts
     (caching/state/table.py). What the convolution reads, and then what the recurrence does."""

@@ -22,13 +22,13 @@ class LayerSlots(NamedTuple):
     windows: tuple[Array, ...]
     """Of ``convolve``."""
     stored: tuple[Array, ...]
-    """Of ``scan_rows``."""
+    """Of ``scan_rows``; none where the convolution is all that sees earlier tokens."""
     bases: tuple[Array, ...] = ()
 
     @property
     def cache(self) -> tuple[Array, ...]:
         """The arrays, in the order of ``State.slot``."""
-        return self.windows[0], self.stored[0], *self.bases, *self.windows[1:], *self.stored[1:]
+        return self.windows[0], *self.stored[:1], *self.bases, *self.windows[1:], *self.stored[1:]
 
 
 def slots_of(x: Array, cache: LayerCache, place: Place, step: StepContext, state: State, devices: int) -> LayerSlots:
@@ -37,15 +37,16 @@ def slots_of(x: Array, cache: LayerCache, place: Place, step: StepContext, state
     Over whole rows ``x`` f[batch, length, hidden], which begin with zeros, they are made here.
     """
     if isinstance(cache, tuple) and step.states is not None:
-        (window, states, *others), table = cache, step.states.of_layer(place.layer)
+        count, table = len(state.arrays), step.states.of_layer(place.layer)
+        (window, *states), others = cache[:count], cache[count:]
         if not others:
-            return LayerSlots(table, (window,), (states,))
+            return LayerSlots(table, (window,), (*states,))
         base, tokens, *behind = others
         table, base = table.after_base(base)
-        return LayerSlots(table, (window, tokens), (states, *behind), (base,))
+        return LayerSlots(table, (window, tokens), (*states, *behind), (base,))
     batch, length, _ = x.shape
-    window, states = (jnp.zeros((batch + 1, *one.part(devices)), one.dtype or x.dtype) for one in state.arrays)
-    return LayerSlots(StateTable.of_whole_rows(batch, length), (window,), (states,))
+    window, *states = (jnp.zeros((batch + 1, *one.part(devices)), one.dtype or x.dtype) for one in state.arrays)
+    return LayerSlots(StateTable.of_whole_rows(batch, length), (window,), (*states,))
 
 
 def minus_exp(x: NDArray[Any]) -> NDArray[Any]:
