@@ -210,6 +210,8 @@ def test_calls_do_not_depend_on_how_a_text_comes(text: str, places: list[int], r
         ("pythonic-0", "[add(1)]", ["[add(1)]"]),
         ("pythonic-0", "[now(), rm()]", ["[now(), rm()]"]),
         ("pythonic-0", "<|python_start|>[now()]<|python_end|> Done.", [("now", {}), "Done."]),
+        ("lfm2-0", "<|tool_call_start|>[now(), add(free=[true, None])]<|tool_call_end|>Done.", [("now", {}), ("add", {"free": [True, None]}), "Done."]),
+        ("lfm2-0", "[now()]", ["[now()]"]),
         ("olmo3-0", "<function_calls>now()\nadd(days=1)</function_calls>", [("now", {}), ("add", {"days": 1})]),
         ("gemma4-0", '<|tool_call>call:add{city:<|"|>a}"<|"|>,free:{x:[1,true]}}<tool_call|>', [("add", {"city": 'a}"', "free": {"x": [1, True]}})]),
         ("gemma4-0", "<|tool_call>call:now{}", [("now", {})]),

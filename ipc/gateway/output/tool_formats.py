@@ -96,6 +96,14 @@ PYTHONIC = ToolFormat(
     quotes=('"', "'"),
     evidence=regex.compile(r"\[func_name1\(|<\|python_start\|>"),
 )
+LFM2 = PYTHONIC._replace(
+    marker="<|tool_call_start|>",
+    bare=False,
+    closers=("<|tool_call_end|>",),
+    around=("<|tool_call_start|>[", "]<|tool_call_end|>"),
+    tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
+    evidence=regex.compile(r"<\|tool_call_start\|>|<\|tool_list_start\|>|List of tools: \["),
+)
 OLMO3 = PYTHONIC._replace(
     marker="<function_calls>",
     bare=False,
@@ -141,6 +149,7 @@ TOOL_FORMATS = {
     "cohere": (COHERE, COMMAND_R),
     "olmo3": (OLMO3,),
     "phi4_mini_json": (PHI4_MINI_JSON,),
+    "lfm2": (LFM2,),
 }
 """By vLLM's names; of several formats the first that the chat template shows, or the last."""
 
