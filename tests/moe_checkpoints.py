@@ -129,6 +129,19 @@ DOTS1 = {
     "routed_scaling_factor": 1.5,
     "rope_theta": 1000.0,
 }
+EXAONE_MOE = {
+    "architectures": ["ExaoneMoeForCausalLM"],
+    "model_type": "exaone_moe",
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 24,
+    "sliding_window": 8,
+    "sliding_window_pattern": 2,
+    "num_hidden_layers": 4,
+    "rope_theta": 1000.0,
+}
 ERNIE_MOE = {
     "architectures": ["Ernie4_5_MoeForCausalLM"],
     "model_type": "ernie4_5_moe",
@@ -252,6 +265,7 @@ MOE_VARIANTS: dict[str, tuple[int, Config]] = {
     "gemma4_moe": (6, GEMMA4_MOE),
     "olmoe": (14, OLMOE),
     "dots1": (5, DOTS1),
+    "exaone_moe": (6, EXAONE_MOE),
     "ernie4_5_moe": (0, ERNIE_MOE),
     "deepseek_v2": (9, DEEPSEEK_V2),
     "deepseek_v2_lite": (
@@ -322,7 +336,9 @@ def attention_shapes(config: Config, layer: int) -> Shapes:
     shapes["self_attn.o_proj.weight"] = (hidden, q)
     if output_bias:
         shapes["self_attn.o_proj.bias"] = (hidden,)
-    if family.startswith(("qwen3_", "dots1", "gemma4_text")) or (config.get("use_qk_norm") and family == "glm4_moe"):
+    if family.startswith(("qwen3_", "dots1", "exaone_moe", "gemma4_text")) or (
+        config.get("use_qk_norm") and family == "glm4_moe"
+    ):
         shapes |= {"self_attn.q_norm.weight": (head_dim,), "self_attn.k_norm.weight": (head_dim,)}
     if family in ("minimax_m2", "olmoe"):
         shapes |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
@@ -363,10 +379,10 @@ def feed_forward_shapes(config: Config, layer: int) -> Iterator[tuple[str, tuple
     experts = next(config[key] for key in EXPERTS if key in config)
     ffn = config.get("moe_intermediate_size", config["intermediate_size"])
     shared = config.get("n_shared_experts", 1) * ffn
-    deepseek = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
-    if family in ("qwen3_moe", "qwen3_next", "qwen2_moe", "glm4_moe", "dots1", "olmoe", "ernie4_5_moe", *deepseek):
+    sigmoid = ("glm4_moe", "dots1", "exaone_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+    if family in ("qwen3_moe", "qwen3_next", "qwen2_moe", "olmoe", "ernie4_5_moe", *sigmoid):
         step = config.get("decoder_sparse_step", 1)
-        dense = range(config.get("first_k_dense_replace", family == "ernie4_5_moe"))
+        dense = range(config.get("first_k_dense_replace", family in ("ernie4_5_moe", "exaone_moe")))
         if "mlp_layer_types" in config:
             dense = [number for number, kind in enumerate(config["mlp_layer_types"]) if kind == "dense"]
         if layer in dense or layer in config.get("mlp_only_layers", []) or (layer + 1) % step:
@@ -378,9 +394,9 @@ def feed_forward_shapes(config: Config, layer: int) -> Iterator[tuple[str, tuple
         if family in ("qwen2_moe", "qwen3_next"):
             yield "mlp.shared_expert_gate.weight", (1, hidden)
             yield from gated_shapes("mlp.shared_expert.", hidden, config["shared_expert_intermediate_size"])
-        if family in ("glm4_moe", "dots1", *deepseek):
+        if family in sigmoid:
             if family != "deepseek_v2":
-                yield "mlp.gate.e_score_correction_bias", (experts,)
+                yield f"mlp.{'' if family == 'exaone_moe' else 'gate.'}e_score_correction_bias", (experts,)
             yield from gated_shapes("mlp.shared_experts.", hidden, shared)
         if family == "ernie4_5_moe":
             yield "mlp.moe_statics.e_score_correction_bias", (1, experts)

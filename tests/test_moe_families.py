@@ -35,6 +35,8 @@ def read(directory: Path, variant: str, **overrides: Any) -> Any:
         ("glm4_moe", {"first_k_dense_replace": 0}, [0, 1, 2, 3]),
         ("glm4_moe", {"first_k_dense_replace": ...}, [1, 2, 3]),
         ("glm4_moe", {"first_k_dense_replace": 9}, []),
+        ("exaone_moe", {}, [1, 2, 3]),
+        ("exaone_moe", {"mlp_layer_types": ["dense", "sparse"] * 2, "first_k_dense_replace": 0}, [1, 3]),
         ("llama4_interleaved", {}, [1, 3]),
         ("llama4_interleaved", {"moe_layers": [0, 4]}, [0, 4]),
         ("llama4_interleaved", {"moe_layers": []}, []),
@@ -51,6 +53,12 @@ def test_the_layers_with_experts_are_those_of_transformers(
 
     blocks = enumerate(model.blocks)
     assert [layer for layer, block in blocks if isinstance(block.feed_forward, ExpertsSpec)] == expected
+
+
+@pytest.mark.parametrize("architecture", ["ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM"])
+def test_an_architecture_may_be_written_in_any_case(tmp_path: Path, architecture: str) -> None:
+    """As K-EXAONE is published, and as transformers writes it again."""
+    assert read(tmp_path, "exaone_moe", architectures=[architecture]).num_layers == 4
 
 
 def test_llama_4_sees_chunks_where_it_has_rope(tmp_path: Path) -> None:
@@ -109,6 +117,7 @@ def test_sizes_of_one_layer_are_found_however_its_number_is_written(tmp_path: Pa
         ("glm4_moe", {"topk_group": 1, "num_experts_per_tok": 3}, "3 experts a token are more than those of 1 groups"),
         ("glm4_moe", {"n_group": 6, "topk_group": 6}, "groups of 1 experts"),
         ("dots1", {"n_shared_experts": None}, "n_shared_experts"),
+        ("exaone_moe", {"swiglu_limits": [7.0] * 4}, "swiglu_limits .* is not supported"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv 8.0 is not supported"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias True is not supported"),
         ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
@@ -132,7 +141,11 @@ def test_what_experts_cannot_be_is_refused(tmp_path: Path, variant: str, given: 
 
 @pytest.mark.parametrize(
     ("variant", "name"),
-    [("glm4_moe", "model.layers.4.eh_proj.weight"), ("ernie4_5_moe", "model.mtp_block.0.input_layernorm.weight")],
+    [
+        ("glm4_moe", "model.layers.4.eh_proj.weight"),
+        ("exaone_moe", "mtp.layers.0.input_layernorm.weight"),
+        ("ernie4_5_moe", "model.mtp_block.0.input_layernorm.weight"),
+    ],
 )
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, variant: str, name: str) -> None:
     """Published checkpoints have their tensors; those of one layer more are refused by name."""

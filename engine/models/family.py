@@ -204,6 +204,14 @@ def linear_layers(layer_types: Sequence[str], num_layers: int) -> list[int]:
     return [layer for layer, layer_type in enumerate(layer_types) if layer_type in LINEAR]
 
 
+def sparse_layers(types: Sequence[str], num_layers: int) -> list[int]:
+    """The layers with experts, by ``mlp_layer_types``. Raises UnsupportedError."""
+    for kind in types:
+        require_one_of("mlp_layer_types", kind, ("dense", "sparse"))
+    require(len(types) == num_layers, f"mlp_layer_types has {len(types)} entries for {num_layers} layers")
+    return [layer for layer, kind in enumerate(types) if kind == "sparse"]
+
+
 def rope_reader(fields: Fields, *, partial: bool = False, scales_queries: bool = False) -> RopeReader:
     """The reader of a model's rope parameters; the flags are RopeReader's."""
     return RopeReader(

@@ -136,12 +136,13 @@ def _unwrapped(
 
 
 def _family(given: dict[str, Any], families: Mapping[str, Family | Wrapper]) -> Family | Wrapper:
+    """By ``model_type``, and an architecture in any case: K-EXAONE's is published as ``ExaoneMoEForCausalLM``."""
     kind = msgspec.convert(given, _Kind)
     family = families.get(kind.model_type or "")
     if family is None:
         raise UnsupportedError(unsupported(kind.model_type, families))
     require(
-        not kind.architectures or family.architecture in kind.architectures,
+        not kind.architectures or family.architecture.lower() in map(str.lower, kind.architectures),
         f"architectures {kind.architectures} are not supported; supported are {family.architecture}",
     )
     return family

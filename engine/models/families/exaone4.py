@@ -16,23 +16,28 @@ class Exaone4Fields(Fields):
     sliding_window_pattern: int | str | None = 4
 
 
-def exaone4(fields: Exaone4Fields) -> ModelSpec:
-    """Without a window all layers have rope."""
-    period = fields.sliding_window_pattern
+def hybrid_decoder(fields: Fields, period: int | str | None, norms: NormPlan) -> ModelSpec:
+    """A decoder in which the last layer of a period sees all tokens; without a window all layers have rope."""
     if fields.layer_types is None and fields.sliding_window is not None:
         if not isinstance(period, int) or period < 1:
             raise UnsupportedError(f"sliding_window_pattern {period!r} needs layer_types")
         fields = msgspec.structs.replace(fields, layer_types=layer_pattern(fields, period))
     rope, types = uniform_rope(fields), fields.layer_types or ["full_attention"] * fields.num_hidden_layers
     ropes = [NO_ROPE if fields.sliding_window and kind == "full_attention" else rope for kind in types]
-    return decoder_spec(fields, qk_norm=True, norms=NormPlan.AFTER, ropes=ropes)
+    return decoder_spec(fields, qk_norm=True, norms=norms, ropes=ropes)
 
 
+def exaone4(fields: Exaone4Fields) -> ModelSpec:
+    """Norms are behind attention and feed-forward."""
+    return hybrid_decoder(fields, fields.sliding_window_pattern, NormPlan.AFTER)
+
+
+FIXED = {"use_sliding_window": True, "max_window_layers": 1_000_000, "attention_bias": False, "mlp_bias": False}
 FAMILY = Family(
     "exaone4",
     "Exaone4ForCausalLM",
     exaone4,
     fields=Exaone4Fields,
     defaults={"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "eos_token_id": 2},
-    fixed={"use_sliding_window": True, "max_window_layers": 1_000_000, "attention_bias": False, "mlp_bias": False},
+    fixed=FIXED,
 )

@@ -1,7 +1,8 @@
 """GLM-4.5 to 4.7: experts chosen by sigmoids and shared ones, behind a dense layer or some."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -13,7 +14,9 @@ from engine.models.layers.experts import ExpertsSpec, gated
 from engine.models.layers.feed_forward import GatedSpec
 from engine.models.requirements import Count, Positive
 from engine.models.spec import ModelSpec
+from engine.models.weights.parameters import TensorRule
 
+NO_RULES: Mapping[str, TensorRule] = MappingProxyType({})
 FURTHER = "layers that predict further tokens"
 FurtherLayers = Annotated[int, msgspec.Meta(ge=0, le=4096)]
 """How many of them a checkpoint has."""
@@ -41,9 +44,15 @@ class Glm4MoeFields(SigmoidMoeFields):
 
 
 def with_sigmoid_experts(
-    model: ModelSpec, fields: SigmoidMoeFields, sparse: Collection[int] | None = None
+    model: ModelSpec,
+    fields: SigmoidMoeFields,
+    sparse: Collection[int] | None = None,
+    rules: Mapping[str, TensorRule] = NO_RULES,
 ) -> ModelSpec:
-    """The model with experts and shared ones in some layers, by default behind the first."""
+    """The model with experts and shared ones in some layers, by default behind the first.
+
+    ``rules`` are those of its routers' tensors, if they have other names than GLM's.
+    """
     size, activation = fields.moe_intermediate_size, fields.activation
     router = RouterSpec(
         Scoring.SIGMOID,
@@ -57,13 +66,13 @@ def with_sigmoid_experts(
     experts = ExpertsSpec(size, fields.n_routed_experts, fields.num_experts_per_tok, router, activation, shared=shared)
     if sparse is None:
         sparse = range(max(0, fields.first_k_dense_replace), fields.num_hidden_layers)
-    return expert_rules(with_experts(model, experts, sparse), sparse)
+    return expert_rules(with_experts(model, experts, sparse), sparse, rules)
 
 
-def expert_rules(model: ModelSpec, sparse: Collection[int]) -> ModelSpec:
-    """The model with the rules of its shared experts' tensors."""
-    rules = gated("mlp.shared", "mlp.shared_experts") if sparse else {}
-    return replace(model, tensors=tuple(rules.items()))
+def expert_rules(model: ModelSpec, sparse: Collection[int], rules: Mapping[str, TensorRule] = NO_RULES) -> ModelSpec:
+    """The model with the rules of its shared experts' tensors, and others of the layers with experts."""
+    every = {**gated("mlp.shared", "mlp.shared_experts"), **rules} if sparse else {}
+    return replace(model, tensors=tuple(every.items()))
 
 
 def with_further_layers(model: ModelSpec, count: int) -> ModelSpec:

@@ -3,8 +3,7 @@
 from engine.models.families.deepseek_v2 import LatentFields, latent_decoder_spec
 from engine.models.families.deepseek_v3 import FIXED, SUPPORTED
 from engine.models.families.glm4_moe import with_further_layers, with_sigmoid_experts
-from engine.models.family import Family
-from engine.models.requirements import require, require_one_of
+from engine.models.family import Family, sparse_layers
 from engine.models.spec import ModelSpec
 
 
@@ -18,11 +17,7 @@ def glm4_moe_lite(fields: Glm4MoeLiteFields) -> ModelSpec:
     """By default the first layer alone is dense."""
     layers = fields.num_hidden_layers
     types = fields.mlp_layer_types or ["dense", *["sparse"] * (layers - 1)]
-    require(len(types) == layers, f"mlp_layer_types has {len(types)} entries for {layers} layers")
-    for kind in types:
-        require_one_of("mlp_layer_types", kind, ("dense", "sparse"))
-    sparse = [layer for layer, kind in enumerate(types) if kind == "sparse"]
-    model = with_sigmoid_experts(latent_decoder_spec(fields), fields, sparse)
+    model = with_sigmoid_experts(latent_decoder_spec(fields), fields, sparse_layers(types, layers))
     return with_further_layers(model, fields.num_nextn_predict_layers)
 
 
