@@ -50,6 +50,14 @@ GLM4_MOE = {
     "first_k_dense_replace": 1,
     "rope_theta": 1000.0,
 }
+SOLAR_OPEN = {
+    **GLM4_MOE,
+    "architectures": ["SolarOpenForCausalLM"],
+    "model_type": "solar_open",
+    "first_k_dense_replace": 0,
+    "attention_bias": True,
+    "rope_scaling": YARN,
+}
 GRANITE_MOE = {
     "architectures": ["GraniteMoeForCausalLM"],
     "model_type": "granitemoe",
@@ -233,6 +241,7 @@ MOE_VARIANTS: dict[str, tuple[int, Config]] = {
         },
     ),
     "glm4_moe_plain": (0, {**GLM4_MOE, "norm_topk_prob": False, "partial_rotary_factor": 0.25}),
+    "solar_open": (4, SOLAR_OPEN),
     "granite_moe": (3, GRANITE_MOE),
     "granite_moe_shared": (
         9,
@@ -326,7 +335,7 @@ def attention_shapes(config: Config, layer: int) -> Shapes:
         head_dim = config["global_head_dim"]
     q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     qkv_bias = config.get("attention_bias", family in ("qwen2_moe", "gpt_oss"))
-    output_bias = qkv_bias and family not in ("qwen2_moe", "glm4_moe")
+    output_bias = qkv_bias and family not in ("qwen2_moe", "glm4_moe", "solar_open")
     shapes: Shapes = {}
     gates = q if family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text") else 0
     for name, size, bias in (("q", q + gates, qkv_bias), ("k", kv, qkv_bias), ("v", kv, qkv_bias)):
@@ -379,7 +388,7 @@ def feed_forward_shapes(config: Config, layer: int) -> Iterator[tuple[str, tuple
     experts = next(config[key] for key in EXPERTS if key in config)
     ffn = config.get("moe_intermediate_size", config["intermediate_size"])
     shared = config.get("n_shared_experts", 1) * ffn
-    sigmoid = ("glm4_moe", "dots1", "exaone_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+    sigmoid = ("glm4_moe", "solar_open", "dots1", "exaone_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
     if family in ("qwen3_moe", "qwen3_next", "qwen2_moe", "olmoe", "ernie4_5_moe", *sigmoid):
         step = config.get("decoder_sparse_step", 1)
         dense = range(config.get("first_k_dense_replace", family in ("ernie4_5_moe", "exaone_moe")))
