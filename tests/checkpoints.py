@@ -94,6 +94,7 @@ EXAONE4 = {
 GLM4 = {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "head_dim": 16, "pad_token_id": 0, **SIZES}
 MINISTRAL3 = {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "head_dim": 16, **SIZES}
 SEED_OSS = {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "head_dim": 16, **SIZES}
+ARCEE = {"architectures": ["ArceeForCausalLM"], "model_type": "arcee", "head_dim": 16, **SIZES, "hidden_act": "relu2"}
 GEMMA4 = {
     "architectures": ["Gemma4ForCausalLM"],
     "model_type": "gemma4_text",
@@ -271,6 +272,7 @@ VARIANTS = {
     "seed_oss": Variant({**SEED_OSS, "attention_out_bias": True, "rope_theta": 1000.0}, seed=2),
     "gemma": Variant({**GEMMA, "rope_theta": 1000.0, "tie_word_embeddings": False}),
     "ernie4_5": Variant({**ERNIE, "rope_theta": 1000.0}, seed=5),
+    "arcee": Variant({**ARCEE, "mlp_bias": True, "rope_theta": 1000.0}, seed=2),
     "exaone4": Variant({**EXAONE4, "num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_theta": 1000.0}, seed=3),
     **{
         name: Variant({**SIZES, **config}, seed=seed)
@@ -358,7 +360,8 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     elif family in ("phi3", "glm4"):
         linears |= {"mlp.gate_up_proj": (2 * ffn, hidden, False), "mlp.down_proj": (hidden, ffn, False)}
     else:
-        linears |= {f"mlp.{name}_proj": (ffn, hidden, config.get("mlp_bias", False)) for name in ("gate", "up")}
+        parts = ("up",) if family == "arcee" else ("gate", "up")
+        linears |= {f"mlp.{name}_proj": (ffn, hidden, config.get("mlp_bias", False)) for name in parts}
         linears["mlp.down_proj"] = (hidden, ffn, config.get("mlp_bias", False))
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if family in GEMMAS:

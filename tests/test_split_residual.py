@@ -166,7 +166,7 @@ def run(directory: Path, adapters: list[Path], devices: int, scans: bool, sizes:
         ("seed_oss", ("q_proj", "down_proj")),
         *(
             pytest.param(name, (), marks=pytest.mark.thorough)
-            for name in ("gemma", "qwen3", "phi3_long", "llama_linear")
+            for name in ("arcee", "gemma", "qwen3", "phi3_long", "llama_linear")
         ),
     ],
 )
