@@ -95,6 +95,13 @@ GLM4 = {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "head_dim": 
 MINISTRAL3 = {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "head_dim": 16, **SIZES}
 SEED_OSS = {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "head_dim": 16, **SIZES}
 ARCEE = {"architectures": ["ArceeForCausalLM"], "model_type": "arcee", "head_dim": 16, **SIZES, "hidden_act": "relu2"}
+HYPERCLOVAX = {
+    **GRANITE,
+    "architectures": ["HyperCLOVAXForCausalLM"],
+    "model_type": "hyperclovax",
+    "attention_multiplier": None,
+    "logits_scaling": 2.0,
+}
 GEMMA4 = {
     "architectures": ["Gemma4ForCausalLM"],
     "model_type": "gemma4_text",
@@ -273,6 +280,7 @@ VARIANTS = {
     "gemma": Variant({**GEMMA, "rope_theta": 1000.0, "tie_word_embeddings": False}),
     "ernie4_5": Variant({**ERNIE, "rope_theta": 1000.0}, seed=5),
     "arcee": Variant({**ARCEE, "mlp_bias": True, "rope_theta": 1000.0}, seed=2),
+    "hyperclovax": Variant({**HYPERCLOVAX, "rope_theta": 1000.0}, seed=3),
     "exaone4": Variant({**EXAONE4, "num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_theta": 1000.0}, seed=3),
     **{
         name: Variant({**SIZES, **config}, seed=seed)
@@ -370,6 +378,8 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         norms |= {"self_attn.q_norm": head_dim, "self_attn.k_norm": head_dim}
     if family == "glm4":
         norms |= {"post_self_attn_layernorm": hidden, "post_mlp_layernorm": hidden}
+    if family == "hyperclovax":
+        norms |= {"post_norm1": hidden, "post_norm2": hidden}
     if family in ("olmo2", "olmo3", "exaone4"):
         norms = {"post_attention_layernorm": hidden, "post_feedforward_layernorm": hidden}
         sizes = (head_dim, head_dim) if family == "exaone4" else (q, kv)
