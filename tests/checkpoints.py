@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from moe_checkpoints import MOE_VARIANTS, has_experts, moe_shapes
+from moe_checkpoints import MOE_VARIANTS, attention_shapes, has_experts, moe_shapes
 from numpy.typing import NDArray
 from state_checkpoints import STATE_VARIANTS, has_states, norm_scale, state_shapes
 
@@ -101,6 +101,17 @@ HYPERCLOVAX = {
     "model_type": "hyperclovax",
     "attention_multiplier": None,
     "logits_scaling": 2.0,
+}
+YOUTU = {
+    "architectures": ["YoutuForCausalLM"],
+    "model_type": "youtu",
+    **SIZES,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
 }
 GEMMA4 = {
     "architectures": ["Gemma4ForCausalLM"],
@@ -281,6 +292,7 @@ VARIANTS = {
     "ernie4_5": Variant({**ERNIE, "rope_theta": 1000.0}, seed=5),
     "arcee": Variant({**ARCEE, "mlp_bias": True, "rope_theta": 1000.0}, seed=2),
     "hyperclovax": Variant({**HYPERCLOVAX, "rope_theta": 1000.0}, seed=3),
+    "youtu": Variant({**YOUTU, "tie_word_embeddings": False, "rope_theta": 1000.0}, seed=0),
     "exaone4": Variant({**EXAONE4, "num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_theta": 1000.0}, seed=3),
     **{
         name: Variant({**SIZES, **config}, seed=seed)
@@ -372,6 +384,8 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         linears |= {f"mlp.{name}_proj": (ffn, hidden, config.get("mlp_bias", False)) for name in parts}
         linears["mlp.down_proj"] = (hidden, ffn, config.get("mlp_bias", False))
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if family == "youtu":
+        linears, norms = {name: shape for name, shape in linears.items() if name.startswith("mlp.")}, {}
     if family in GEMMAS:
         norms |= {"pre_feedforward_layernorm": hidden, "post_feedforward_layernorm": hidden}
     if family in ("qwen3", "gemma3_text"):
@@ -389,13 +403,16 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         return shapes | _gemma4_shapes(config)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
+        if family == "youtu":
+            own = attention_shapes(config, layer)
+            shapes |= {f"{prefix}.{name}": shape for name, shape in own.items()}
         for name, (outputs, inputs, has_bias) in linears.items():
             shapes[f"{prefix}.{name}.weight"] = (outputs, inputs)
             if has_bias:
                 shapes[f"{prefix}.{name}.bias"] = (outputs,)
         shapes |= {f"{prefix}.{name}.weight": (size,) for name, size in norms.items()}
     shapes["model.norm.weight"] = (hidden,)
-    if not config.get("tie_word_embeddings", family in (*GEMMAS, "smollm3", "ernie4_5")):
+    if not config.get("tie_word_embeddings", family in (*GEMMAS, "smollm3", "ernie4_5", "youtu")):
         shapes["lm_head.weight"] = (vocabulary, hidden)
     return shapes
 
