@@ -113,6 +113,14 @@ YOUTU = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
+HUNYUAN = {
+    "architectures": ["HunYuanDenseV1ForCausalLM"],
+    "model_type": "hunyuan_v1_dense",
+    "head_dim": 16,
+    **SIZES,
+    "rope_theta": 100.0,
+    "rope_scaling": {"type": "dynamic", "alpha": 10.0, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+}
 GEMMA4 = {
     "architectures": ["Gemma4ForCausalLM"],
     "model_type": "gemma4_text",
@@ -293,6 +301,7 @@ VARIANTS = {
     "arcee": Variant({**ARCEE, "mlp_bias": True, "rope_theta": 1000.0}, seed=2),
     "hyperclovax": Variant({**HYPERCLOVAX, "rope_theta": 1000.0}, seed=3),
     "youtu": Variant({**YOUTU, "tie_word_embeddings": False, "rope_theta": 1000.0}, seed=0),
+    "hunyuan_dense": Variant(HUNYUAN, seed=26),
     "exaone4": Variant({**EXAONE4, "num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_theta": 1000.0}, seed=3),
     **{
         name: Variant({**SIZES, **config}, seed=seed)
@@ -388,6 +397,8 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         linears, norms = {name: shape for name, shape in linears.items() if name.startswith("mlp.")}, {}
     if family in GEMMAS:
         norms |= {"pre_feedforward_layernorm": hidden, "post_feedforward_layernorm": hidden}
+    if family == "hunyuan_v1_dense":
+        norms |= {"self_attn.query_layernorm": head_dim, "self_attn.key_layernorm": head_dim}
     if family in ("qwen3", "gemma3_text"):
         norms |= {"self_attn.q_norm": head_dim, "self_attn.k_norm": head_dim}
     if family == "glm4":

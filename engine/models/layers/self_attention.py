@@ -49,6 +49,8 @@ class SelfAttentionSpec:
     """Whether that is a layer of the model that a draft head drafts for."""
     gated: bool = False
     """What a head attends to is multiplied by a sigmoid of the input (Qwen3-Next)."""
+    norms_behind_rope: bool = False
+    """``qk_norm`` is of the rotated heads (Hunyuan)."""
     input_size: int | None = None
     """Numbers of a token's input, where they are not the model's hidden size."""
 
@@ -150,17 +152,20 @@ class SelfAttention(nnx.Module):
         if query_scale is not None:
             q = (q.astype(jnp.float32) * query_scale).astype(q.dtype)
         sinks = None if self.sinks is None else self.sinks[...]
-        is_rotated = not step.attention.fuses_rotation
+        fuses, is_early = step.attention.fuses_rotation, self.norms.behind_rope
 
-        def turned(x: Array) -> Array:
+        def turned(x: Array, norm: RMSNorm | None) -> Array:
             x = half_split(x, 2 * cos.shape[-1]) if self.interleaved else x
-            return self._padded(rotate(x, cos, sin) if is_rotated else x)
+            x = x if fuses and not is_early else rotate(x, cos, sin)
+            return self._padded(norm(x) if is_early and norm is not None else x)
 
-        keys, values = None if k is None else turned(k), None if v is None else self._padded(v)
-        if is_rotated:
-            return AttentionInputs(turned(q), keys, values, None, sinks)
+        queries, keys = turned(q, self.norms.q), None if k is None else turned(k, self.norms.k)
+        values = None if v is None else self._padded(v)
+        if not fuses:
+            return AttentionInputs(queries, keys, values, None, sinks)
+        rotation = (cos[..., :0], sin[..., :0]) if is_early else (cos, sin)
         together = grouped if self.stays_together and query_scale is None else None
-        return AttentionInputs(turned(q), keys, values, (cos, sin), sinks, together)
+        return AttentionInputs(queries, keys, values, rotation, sinks, together)
 
     def _padded(self, x: Array) -> Array:
         missing = self.paged_head_dim - x.shape[-1]
@@ -178,6 +183,7 @@ class QKVNorms(nnx.Module):
             else None
             for part in "qk"
         )
+        self.behind_rope = spec.norms_behind_rope
         every = {"kv_heads": kv_heads, "group": spec.num_heads // kv_heads + 1, **head}
         replicas = kv_heads // spec.num_kv_heads
         self.joint = JointNorm("attention.qk_norm", every, eps, make, replicas) if spec.joint_qk_norm else None
@@ -189,12 +195,16 @@ class QKVNorms(nnx.Module):
         return any(norm is not None for norm in (self.q, self.k, self.joint, self.qk_eps, self.v_eps))
 
     def __call__(self, q: Array, k: Array | None, v: Array | None) -> tuple[Array, Array | None, Array | None]:
-        """q f[..., kv_heads, group, head_dim], k and v f[..., kv_heads, head_dim] -> q by heads."""
+        """q f[..., kv_heads, group, head_dim], k and v f[..., kv_heads, head_dim] -> q by heads.
+
+        Without the norms of rotated heads.
+        """
         if self.joint is not None and k is not None:
             q, k = self.joint(q, k)
         q = q.reshape(*q.shape[:-3], -1, q.shape[-1])
-        q = q if self.q is None else self.q(q)
-        k = k if self.k is None or k is None else self.k(k)
+        if not self.behind_rope:
+            q = q if self.q is None else self.q(q)
+            k = k if self.k is None or k is None else self.k(k)
         if self.qk_eps is not None and k is not None:
             q, k = _of_unit_length(q, self.qk_eps), _of_unit_length(k, self.qk_eps)
         if self.v_eps is not None and v is not None:
