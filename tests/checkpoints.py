@@ -113,6 +113,7 @@ YOUTU = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
+CWM = {"architectures": ["CwmForCausalLM"], "model_type": "cwm", "head_dim": 16, **SIZES, "sliding_window": 8}
 HUNYUAN = {
     "architectures": ["HunYuanDenseV1ForCausalLM"],
     "model_type": "hunyuan_v1_dense",
@@ -301,6 +302,10 @@ VARIANTS = {
     "arcee": Variant({**ARCEE, "mlp_bias": True, "rope_theta": 1000.0}, seed=2),
     "hyperclovax": Variant({**HYPERCLOVAX, "rope_theta": 1000.0}, seed=3),
     "youtu": Variant({**YOUTU, "tie_word_embeddings": False, "rope_theta": 1000.0}, seed=0),
+    "cwm": Variant(
+        {**CWM, "num_hidden_layers": 5, "rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE}},
+        seed=1,
+    ),
     "hunyuan_dense": Variant(HUNYUAN, seed=26),
     "exaone4": Variant({**EXAONE4, "num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_theta": 1000.0}, seed=3),
     **{

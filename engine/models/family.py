@@ -224,9 +224,10 @@ def rope_reader(fields: Fields, *, partial: bool = False, scales_queries: bool =
     )
 
 
-def uniform_rope(fields: Fields, *, partial: bool = False) -> RopeSpec:
-    """The rope of all layers."""
-    given = fields.rope_scaling or fields.rope_parameters or {}
+def uniform_rope(fields: Fields, *, partial: bool = False, unless_given: Mapping[str, Any] | None = None) -> RopeSpec:
+    """The rope of all layers. ``unless_given`` are the parameters of a config.json without any."""
+    own = unless_given if fields.rope_parameters is None else fields.rope_parameters
+    given = fields.rope_scaling or own or {}
     require(
         not set(LAYER_TYPES) & set(given),
         "rope parameters that differ by layer type are not supported; supported is one set for all layers",
