@@ -114,6 +114,7 @@ YOUTU = {
     "v_head_dim": 12,
 }
 CWM = {"architectures": ["CwmForCausalLM"], "model_type": "cwm", "head_dim": 16, **SIZES, "sliding_window": 8}
+VAULTGEMMA = {**GEMMA2, "architectures": ["VaultGemmaForCausalLM"], "model_type": "vaultgemma"}
 HUNYUAN = {
     "architectures": ["HunYuanDenseV1ForCausalLM"],
     "model_type": "hunyuan_v1_dense",
@@ -306,6 +307,7 @@ VARIANTS = {
         {**CWM, "num_hidden_layers": 5, "rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE}},
         seed=1,
     ),
+    "vaultgemma": Variant({**VAULTGEMMA, "rope_theta": 1000.0, "tie_word_embeddings": False}, seed=1),
     "hunyuan_dense": Variant(HUNYUAN, seed=26),
     "exaone4": Variant({**EXAONE4, "num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_theta": 1000.0}, seed=3),
     **{
@@ -400,6 +402,8 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if family == "youtu":
         linears, norms = {name: shape for name, shape in linears.items() if name.startswith("mlp.")}, {}
+    if family == "vaultgemma":
+        norms = {"input_layernorm": hidden, "pre_feedforward_layernorm": hidden}
     if family in GEMMAS:
         norms |= {"pre_feedforward_layernorm": hidden, "post_feedforward_layernorm": hidden}
     if family == "hunyuan_v1_dense":
@@ -428,7 +432,7 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
                 shapes[f"{prefix}.{name}.bias"] = (outputs,)
         shapes |= {f"{prefix}.{name}.weight": (size,) for name, size in norms.items()}
     shapes["model.norm.weight"] = (hidden,)
-    if not config.get("tie_word_embeddings", family in (*GEMMAS, "smollm3", "ernie4_5", "youtu")):
+    if not config.get("tie_word_embeddings", family in (*GEMMAS, "smollm3", "ernie4_5", "vaultgemma", "youtu")):
         shapes["lm_head.weight"] = (vocabulary, hidden)
     return shapes
 

@@ -20,13 +20,13 @@ class Gemma2Fields(Fields):
     final_logit_softcapping: Positive | None = 30.0
 
 
-def gemma2(fields: Gemma2Fields) -> ModelSpec:
+def gemma2(fields: Gemma2Fields, norms: NormPlan = NormPlan.BOTH) -> ModelSpec:
     """Layers 0, 2, 4 ... slide, unless config.json lists the sliding layers."""
     return decoder_spec(
         msgspec.structs.replace(fields, layer_types=layer_pattern(fields, 2), hidden_act=fields.hidden_activation),
         attention_scale=fields.query_pre_attn_scalar**-0.5,
         attention_soft_cap=fields.attn_logit_softcapping,
-        norms=NormPlan.BOTH,
+        norms=norms,
         embedding_multiplier=fields.hidden_size**0.5,
         logit_soft_cap=fields.final_logit_softcapping,
     )
@@ -45,14 +45,16 @@ NORMS = {
     "norm": "model.norm",
 }
 SCALES = {f"{name}.scale": tensors(f"{stored}.weight", transform=plus_one) for name, stored in NORMS.items()}
+DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True, "eos_token_id": 1}
+FIXED = {"use_sliding_window": True, "mlp_bias": False}
 
 FAMILY = Family(
     "gemma2",
     "Gemma2ForCausalLM",
     gemma2,
     fields=Gemma2Fields,
-    defaults={"num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True, "eos_token_id": 1},
-    fixed={"use_sliding_window": True, "mlp_bias": False},
+    defaults=DEFAULTS,
+    fixed=FIXED,
     supported={"use_bidirectional_attention": (None, False)},
     tensors=SCALES,
 )
