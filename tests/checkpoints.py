@@ -115,6 +115,7 @@ YOUTU = {
 }
 CWM = {"architectures": ["CwmForCausalLM"], "model_type": "cwm", "head_dim": 16, **SIZES, "sliding_window": 8}
 VAULTGEMMA = {**GEMMA2, "architectures": ["VaultGemmaForCausalLM"], "model_type": "vaultgemma"}
+HELIUM = {"architectures": ["HeliumForCausalLM"], "model_type": "helium", **SIZES, "hidden_size": 64, "head_dim": 16}
 HUNYUAN = {
     "architectures": ["HunYuanDenseV1ForCausalLM"],
     "model_type": "hunyuan_v1_dense",
@@ -308,6 +309,7 @@ VARIANTS = {
         seed=1,
     ),
     "vaultgemma": Variant({**VAULTGEMMA, "rope_theta": 1000.0, "tie_word_embeddings": False}, seed=1),
+    "helium": Variant({**HELIUM, "attention_bias": True, "rope_theta": 1000.0}, seed=7),
     "hunyuan_dense": Variant(HUNYUAN, seed=26),
     "exaone4": Variant({**EXAONE4, "num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_theta": 1000.0}, seed=3),
     **{
@@ -379,7 +381,9 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     family = config["model_type"]
     bias = config.get("attention_bias", family in ("glm4", "seed_oss"))
     qkv_bias = bias or family == "qwen2"
-    output_bias = {"glm4": False, "seed_oss": config.get("attention_out_bias", False)}.get(family, bias)
+    output_bias = {"glm4": False, "helium": False, "seed_oss": config.get("attention_out_bias", False)}.get(
+        family, bias
+    )
     linears = {
         "self_attn.q_proj": (q, hidden, qkv_bias),
         "self_attn.k_proj": (kv, hidden, qkv_bias),
