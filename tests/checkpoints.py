@@ -116,6 +116,13 @@ YOUTU = {
 CWM = {"architectures": ["CwmForCausalLM"], "model_type": "cwm", "head_dim": 16, **SIZES, "sliding_window": 8}
 VAULTGEMMA = {**GEMMA2, "architectures": ["VaultGemmaForCausalLM"], "model_type": "vaultgemma"}
 HELIUM = {"architectures": ["HeliumForCausalLM"], "model_type": "helium", **SIZES, "hidden_size": 64, "head_dim": 16}
+APERTUS = {
+    "architectures": ["ApertusForCausalLM"],
+    "model_type": "apertus",
+    "head_dim": 16,
+    **SIZES,
+    "hidden_act": "xielu",
+}
 HUNYUAN = {
     "architectures": ["HunYuanDenseV1ForCausalLM"],
     "model_type": "hunyuan_v1_dense",
@@ -310,6 +317,9 @@ VARIANTS = {
     ),
     "vaultgemma": Variant({**VAULTGEMMA, "rope_theta": 1000.0, "tie_word_embeddings": False}, seed=1),
     "helium": Variant({**HELIUM, "attention_bias": True, "rope_theta": 1000.0}, seed=7),
+    "apertus": Variant(
+        {**APERTUS, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE}, "rope_theta": 500.0}, seed=21
+    ),
     "hunyuan_dense": Variant(HUNYUAN, seed=26),
     "exaone4": Variant({**EXAONE4, "num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_theta": 1000.0}, seed=3),
     **{
@@ -400,7 +410,7 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     elif family in ("phi3", "glm4"):
         linears |= {"mlp.gate_up_proj": (2 * ffn, hidden, False), "mlp.down_proj": (hidden, ffn, False)}
     else:
-        parts = ("up",) if family == "arcee" else ("gate", "up")
+        parts = ("up",) if family in ("apertus", "arcee") else ("gate", "up")
         linears |= {f"mlp.{name}_proj": (ffn, hidden, config.get("mlp_bias", False)) for name in parts}
         linears["mlp.down_proj"] = (hidden, ffn, config.get("mlp_bias", False))
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
@@ -410,9 +420,11 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         norms = {"input_layernorm": hidden, "pre_feedforward_layernorm": hidden}
     if family in GEMMAS:
         norms |= {"pre_feedforward_layernorm": hidden, "post_feedforward_layernorm": hidden}
+    if family == "apertus":
+        norms = {"attention_layernorm": hidden, "feedforward_layernorm": hidden}
     if family == "hunyuan_v1_dense":
         norms |= {"self_attn.query_layernorm": head_dim, "self_attn.key_layernorm": head_dim}
-    if family in ("qwen3", "gemma3_text"):
+    if family in ("apertus", "qwen3", "gemma3_text"):
         norms |= {"self_attn.q_norm": head_dim, "self_attn.k_norm": head_dim}
     if family == "glm4":
         norms |= {"post_self_attn_layernorm": hidden, "post_mlp_layernorm": hidden}
@@ -435,6 +447,9 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             if has_bias:
                 shapes[f"{prefix}.{name}.bias"] = (outputs,)
         shapes |= {f"{prefix}.{name}.weight": (size,) for name, size in norms.items()}
+        if family == "apertus":
+            numbers = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+            shapes |= {f"{prefix}.mlp.act_fn.{name}": shape for name, shape in numbers.items()}
     shapes["model.norm.weight"] = (hidden,)
     if not config.get("tie_word_embeddings", family in (*GEMMAS, "smollm3", "ernie4_5", "vaultgemma", "youtu")):
         shapes["lm_head.weight"] = (vocabulary, hidden)
@@ -492,8 +507,10 @@ def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], scale: 
     noise = rng.standard_normal(shape)
     if "norm" in name or name.endswith(("layer_scalar", "scale")):
         return scale + 0.2 * noise
-    if name.endswith(("sinks", "A_log", ".D")):
+    if name.endswith(("sinks", "A_log", ".D", "alpha_p", "alpha_n", "beta")):
         return noise
+    if name.endswith("eps"):
+        return np.full(shape, -1e-6)
     if name.endswith("bias"):
         return 0.3 * noise
     if "embed" in name or "lm_head" in name:

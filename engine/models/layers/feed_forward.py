@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -21,6 +24,8 @@ class GatedSpec:
     activation: Activation = Activation.SILU
     gated: bool = True
     """Else it is ``down(activation(up(x)))`` (Nemotron-H)."""
+    xielu: bool = False
+    """The activation, which has no gate then, is xIELU, with numbers of the layer's own (Apertus)."""
 
     def indivisible(self, devices: int) -> str | None:
         """See FeedForwardSpec."""
@@ -33,6 +38,29 @@ class GatedSpec:
     def build(self, hidden_size: int, make: ParameterFactory) -> "GatedMLP":
         """See FeedForwardSpec."""
         return GatedMLP(self, hidden_size, make)
+
+
+class XIELU(nnx.Module):
+    """An activation of which each layer has learned both sides (Huang and Schlag 2024)."""
+
+    LARGEST = -1e-6
+    """Of the negative side's exponents."""
+
+    def __init__(self, make: ParameterFactory, name: str, prefix: str) -> None:
+        def number(kind: str, stored: str | None = None) -> nnx.Param[Array]:
+            rule = tensors(f"{LAYER}{prefix}.act_fn.{kind}", stored=stored)
+            return make.scale(f"{name}.xielu.{kind}", {"hidden": 1}, rule)
+
+        self.alpha_p, self.alpha_n, self.beta = number("alpha_p"), number("alpha_n"), number("beta", stored="")
+
+    def __call__(self, x: Array) -> Array:
+        """Elementwise, in float32; the result has x's dtype."""
+        wide, each = x.astype(jnp.float32), (1,) * x.ndim
+        beta = self.beta[...].reshape(each)
+        positive = jax.nn.softplus(self.alpha_p[...]).reshape(each) * jnp.square(wide)
+        below = jnp.expm1(jnp.minimum(wide, np.float32(self.LARGEST))) - wide
+        negative = (beta + jax.nn.softplus(self.alpha_n[...]).reshape(each)) * below
+        return (jnp.where(wide > 0, positive, negative) + beta * wide).astype(x.dtype)
 
 
 class GatedMLP(nnx.Module):
@@ -60,6 +88,7 @@ class GatedMLP(nnx.Module):
         self.down_kernel = make.kernel(f"{name}.down_kernel", ffn, hidden, stored("weight", "down"), last=True)
         self.down_bias = bias("down", hidden, stored("bias", "down"))
         self.activation, self.gated, self.axis = spec.activation, spec.gated, make.axis
+        self.xielu = XIELU(make, name, prefix) if spec.xielu else None
 
     def __call__(self, x: Array, step: StepContext) -> Array:
         return linear(self._activated(x, step), self.down_kernel, self.down_bias, step.adapters, self.axis)
@@ -70,6 +99,8 @@ class GatedMLP(nnx.Module):
 
     def _activated(self, x: Array, step: StepContext) -> Array:
         gate_up = linear(x, self.gate_up_kernel, self.gate_up_bias, step.adapters)
+        if self.xielu is not None:
+            return self.xielu(gate_up[..., 0, :])
         if not self.gated:
             return self.activation(gate_up[..., 0, :])
         return step.rows.gated(gate_up, self.activation)

@@ -82,7 +82,7 @@ class TensorRule:
     default all after the first."""
     stored: str | None = None
     """The tensor's axes by the parameter's names: ``"experts (gate_up ffn) hidden"`` joins two,
-    and ``()`` is an axis of length 1.
+    and ``()`` is an axis of length 1; ``""`` is one number without axes.
 
     By default a kernel is stored as in torch, ``"(*out) (*inputs)"``, those of several experts as
     ``"experts (*out) (*inputs)"``, and all else as declared.

@@ -146,7 +146,8 @@ def assemble(
 
 def _order(parameter: Parameter, piece: Piece, block: NDArray[Any]) -> list[str]:
     """The parameter's axes as a block of it has them in memory; those that it has not come first."""
-    own = [name for name in parameter.names if name in piece.sizes]
+    stored = {name for group in piece.groups for name in group}
+    own = [name for name in parameter.names if name in stored]
     strides = dict(zip(own, block.strides, strict=True))
     return sorted(parameter.names, key=lambda name: -strides.get(name, math.inf))
 
@@ -234,7 +235,7 @@ def _read(
         block = block[tuple(slice(extent.kept) for extent in extents)]
         block = np.pad(block, [(0, extent.wanted - extent.kept) for extent in extents])
     sizes = {name: size for extent in extents for name, size in extent.sizes.items()}
-    block = block.reshape(*sizes.values())
+    block = block.reshape(tuple(sizes.values()))
     within = {extent.lead: extent.within for extent in extents}
     for axis, name in enumerate(sizes):
         if name in SHARED and piece.repeats > 1:
