@@ -131,6 +131,22 @@ HUNYUAN = {
     "rope_theta": 100.0,
     "rope_scaling": {"type": "dynamic", "alpha": 10.0, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
 }
+STARCODER2 = {
+    "architectures": ["Starcoder2ForCausalLM"],
+    "model_type": "starcoder2",
+    **SIZES,
+    "head_dim": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "norm_epsilon": 1e-5,
+    "sliding_window": 8,
+}
+STABLELM = {
+    "architectures": ["StableLmForCausalLM"],
+    "model_type": "stablelm",
+    **SIZES,
+    "hidden_size": 64,
+    "use_qkv_bias": True,
+}
 GEMMA4 = {
     "architectures": ["Gemma4ForCausalLM"],
     "model_type": "gemma4_text",
@@ -148,6 +164,7 @@ GEMMA4 = {
     "vocab_size_per_layer_input": 144,
     "tie_word_embeddings": False,
 }
+WITH_NORM_BIAS = ("stablelm", "starcoder2")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 14}
 LLAMA3_ROPE = {
@@ -321,6 +338,8 @@ VARIANTS = {
         {**APERTUS, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE}, "rope_theta": 500.0}, seed=21
     ),
     "hunyuan_dense": Variant(HUNYUAN, seed=26),
+    "starcoder2": Variant({**STARCODER2, "rope_theta": 1000.0, "tie_word_embeddings": False}, seed=3),
+    "stablelm": Variant({**STABLELM, "rope_theta": 1000.0}, seed=0),
     "exaone4": Variant({**EXAONE4, "num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_theta": 1000.0}, seed=3),
     **{
         name: Variant({**SIZES, **config}, seed=seed)
@@ -389,8 +408,8 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     family = config["model_type"]
-    bias = config.get("attention_bias", family in ("glm4", "seed_oss"))
-    qkv_bias = bias or family == "qwen2"
+    bias = config.get("attention_bias", family in ("glm4", "seed_oss", "starcoder2"))
+    qkv_bias = bias or family in ("qwen2", "stablelm")
     output_bias = {"glm4": False, "helium": False, "seed_oss": config.get("attention_out_bias", False)}.get(
         family, bias
     )
@@ -407,6 +426,8 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         for expert in range(config["num_local_experts"]):
             linears |= {f"block_sparse_moe.experts.{expert}.{name}": (ffn, hidden, False) for name in ("w1", "w3")}
             linears[f"block_sparse_moe.experts.{expert}.w2"] = (hidden, ffn, False)
+    elif family == "starcoder2":
+        linears |= {"mlp.c_fc": (ffn, hidden, True), "mlp.c_proj": (hidden, ffn, True)}
     elif family in ("phi3", "glm4"):
         linears |= {"mlp.gate_up_proj": (2 * ffn, hidden, False), "mlp.down_proj": (hidden, ffn, False)}
     else:
@@ -447,10 +468,14 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             if has_bias:
                 shapes[f"{prefix}.{name}.bias"] = (outputs,)
         shapes |= {f"{prefix}.{name}.weight": (size,) for name, size in norms.items()}
+        if family in WITH_NORM_BIAS:
+            shapes |= {f"{prefix}.{name}.bias": (size,) for name, size in norms.items()}
         if family == "apertus":
             numbers = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
             shapes |= {f"{prefix}.mlp.act_fn.{name}": shape for name, shape in numbers.items()}
     shapes["model.norm.weight"] = (hidden,)
+    if family in WITH_NORM_BIAS:
+        shapes["model.norm.bias"] = (hidden,)
     if not config.get("tie_word_embeddings", family in (*GEMMAS, "smollm3", "ernie4_5", "vaultgemma", "youtu")):
         shapes["lm_head.weight"] = (vocabulary, hidden)
     return shapes
@@ -505,6 +530,8 @@ def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], scale: 
     ``scale`` is the mean of a norm's.
     """
     noise = rng.standard_normal(shape)
+    if name.endswith("norm.bias"):
+        return 0.3 * noise
     if "norm" in name or name.endswith(("layer_scalar", "scale")):
         return scale + 0.2 * noise
     if name.endswith(("sinks", "A_log", ".D", "alpha_p", "alpha_n", "beta")):

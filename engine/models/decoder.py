@@ -54,8 +54,11 @@ class DecoderLayer(nnx.Module):
         hidden, eps = {"hidden": model.hidden_size}, model.rms_norm_eps
 
         def norm(name: str, stored: str, wanted: bool) -> RMSNorm | None:
-            rule = tensors(f"{LAYER}{stored}.weight")
-            return RMSNorm(name, hidden, eps, rule, make, centered=model.centered_norms) if wanted else None
+            if not wanted:
+                return None
+            rule, bias = tensors(f"{LAYER}{stored}.weight"), tensors(f"{LAYER}{stored}.bias")
+            own = bias if model.norm_bias else None
+            return RMSNorm(name, hidden, eps, rule, make, centered=model.centered_norms, bias=own)
 
         self.attention_norm = norm("attention_norm", "input_layernorm", norms.before and spec.mixer is not None)
         self.mixer = None if spec.mixer is None else spec.mixer.build(partition, make)
@@ -197,7 +200,8 @@ class Decoder(nnx.Module):
             PerLayerEmbedding(per_layer, model.num_layers, rows, model.hidden_size, eps, make) if per_layer else None
         )
         hidden, norm = {"hidden": model.hidden_size}, tensors("model.norm.weight")
-        self.norm = RMSNorm("norm", hidden, eps, norm, make, centered=model.centered_norms)
+        bias = tensors("model.norm.bias") if model.norm_bias else None
+        self.norm = RMSNorm("norm", hidden, eps, norm, make, centered=model.centered_norms, bias=bias)
         self.lm_head = (
             None if model.tied_embeddings else make.table("lm_head", axes, tensors("lm_head.weight"), padding=padding)
         )

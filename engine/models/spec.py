@@ -142,6 +142,8 @@ class ModelSpec:
     rms_norm_eps: float = 1e-6
     centered_norms: bool = False
     """Norms subtract the mean first."""
+    norm_bias: bool = False
+    """Those of the residual stream, which subtract the mean, add a bias of their own last."""
     tied_embeddings: bool = False
     embedding_multiplier: float | None = None
     """Factor of embedded tokens, applied in the dtype of the activations."""

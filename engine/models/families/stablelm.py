@@ -1,0 +1,46 @@
+"""StableLM: norms subtract the mean and have biases; a quarter of each head is rotated."""
+
+from dataclasses import replace
+
+import msgspec
+
+from engine.models.family import Family, Fields, decoder_spec, uniform_rope
+from engine.models.requirements import Positive, require
+from engine.models.spec import ModelSpec
+
+
+class StableLmFields(Fields):
+    """The family's own keys, with the defaults of transformers."""
+
+    layer_norm_eps: Positive = 1e-5
+    use_qkv_bias: bool = False
+    use_parallel_residual: bool = False
+
+
+def stablelm(fields: StableLmFields) -> ModelSpec:
+    """With ``use_parallel_residual`` attention and feed-forward share a norm."""
+    rope = uniform_rope(fields, partial=True)
+    require(
+        (rope.rotary_dim or 0) % 2 == 0, f"an odd number of rotated dimensions, {rope.rotary_dim}, is not supported"
+    )
+    fields = msgspec.structs.replace(fields, rms_norm_eps=fields.layer_norm_eps)
+    model = decoder_spec(fields, qkv_bias=fields.use_qkv_bias, ropes=[rope] * fields.num_hidden_layers)
+    blocks = tuple(replace(block, is_parallel=fields.use_parallel_residual) for block in model.blocks)
+    return replace(model, blocks=blocks, centered_norms=True, norm_bias=True)
+
+
+FAMILY = Family(
+    "stablelm",
+    "StableLmForCausalLM",
+    stablelm,
+    fields=StableLmFields,
+    defaults={"num_key_value_heads": 32, "partial_rotary_factor": 0.25, "eos_token_id": 0},
+    fixed={
+        "use_sliding_window": False,
+        "layer_types": None,
+        "head_dim": None,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    supported={"qk_layernorm": (False, None)},
+)
