@@ -150,6 +150,21 @@ EXAONE_MOE = {
     "num_hidden_layers": 4,
     "rope_theta": 1000.0,
 }
+AFMOE = {
+    "architectures": ["AfmoeForCausalLM"],
+    "model_type": "afmoe",
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "route_scale": 1.5,
+    "sliding_window": 8,
+    "global_attn_every_n_layers": 2,
+    "num_hidden_layers": 4,
+    "mup_enabled": True,
+    "rope_theta": 1000.0,
+}
 ERNIE_MOE = {
     "architectures": ["Ernie4_5_MoeForCausalLM"],
     "model_type": "ernie4_5_moe",
@@ -275,6 +290,7 @@ MOE_VARIANTS: dict[str, tuple[int, Config]] = {
     "olmoe": (14, OLMOE),
     "dots1": (5, DOTS1),
     "exaone_moe": (6, EXAONE_MOE),
+    "afmoe": (6, AFMOE),
     "ernie4_5_moe": (0, ERNIE_MOE),
     "deepseek_v2": (9, DEEPSEEK_V2),
     "deepseek_v2_lite": (
@@ -345,7 +361,7 @@ def attention_shapes(config: Config, layer: int) -> Shapes:
     shapes["self_attn.o_proj.weight"] = (hidden, q)
     if output_bias:
         shapes["self_attn.o_proj.bias"] = (hidden,)
-    if family.startswith(("qwen3_", "dots1", "exaone_moe", "gemma4_text")) or (
+    if family.startswith(("qwen3_", "dots1", "exaone_moe", "afmoe", "gemma4_text")) or (
         config.get("use_qk_norm") and family == "glm4_moe"
     ):
         shapes |= {"self_attn.q_norm.weight": (head_dim,), "self_attn.k_norm.weight": (head_dim,)}
@@ -354,6 +370,9 @@ def attention_shapes(config: Config, layer: int) -> Shapes:
     if family == "gpt_oss":
         shapes["self_attn.sinks"] = (config["num_attention_heads"],)
     norms = ["input_layernorm", "post_attention_layernorm"]
+    if family == "afmoe":
+        shapes["self_attn.gate_proj.weight"] = (q, hidden)
+        norms += ["pre_mlp_layernorm", "post_mlp_layernorm"]
     if family == "gemma4_text":
         shapes["layer_scalar"] = (1,)
         names = ("post_feedforward_layernorm", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2")
@@ -410,6 +429,15 @@ def feed_forward_shapes(config: Config, layer: int) -> Iterator[tuple[str, tuple
         if family == "ernie4_5_moe":
             yield "mlp.moe_statics.e_score_correction_bias", (1, experts)
             yield from gated_shapes("mlp.shared_experts.", hidden, config["moe_num_shared_experts"] * ffn)
+    elif family == "afmoe":
+        if layer == 0:
+            yield from gated_shapes("mlp.", hidden, config["intermediate_size"])
+            return
+        yield "mlp.router.gate.weight", (experts, hidden)
+        yield "mlp.expert_bias", (experts,)
+        for expert in range(experts):
+            yield from gated_shapes(f"mlp.experts.{expert}.", hidden, ffn)
+        yield from gated_shapes("mlp.shared_experts.", hidden, config["num_shared_experts"] * ffn)
     elif family == "gpt_oss":
         yield "mlp.router.weight", (experts, hidden)
         yield "mlp.router.bias", (experts,)

@@ -26,6 +26,7 @@ from engine.models.adapters.kernels import AdaptedKernel
 from engine.models.adapters.split_models import splits_residual
 from engine.models.adapters.split_residual import normed, own_part, whole
 from engine.models.layers.norm import RMSNorm
+from engine.models.layers.self_attention import self_attention
 from engine.models.linear import linear
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition, split
@@ -249,3 +250,11 @@ def test_slots_are_empty_again_without_a_compilation(tmp_path: Path, two: Device
 def test_plain_blocks_are_split(tmp_path: Path, variant: str, devices: int, splits: bool) -> None:
     """What has a norm behind a sum, experts, latents, states or inputs by layer is not, nor anything over more chips."""
     assert splits_residual(Partition(read_model_config(build_checkpoint(tmp_path, variant)), devices)) is splits
+
+
+def test_a_block_with_a_kernel_of_gates_is_not_split(tmp_path: Path) -> None:
+    """The norm's exchange has the products of one kernel's factors."""
+    model = read_model_config(build_checkpoint(tmp_path, "llama2"))
+    blocks = (replace(block, mixer=replace(self_attention(block), gate_proj=True)) for block in model.blocks)
+
+    assert not splits_residual(Partition(replace(model, blocks=tuple(blocks)), DEVICES))

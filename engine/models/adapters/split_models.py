@@ -1,7 +1,7 @@
 """Which models split the residual stream over devices in steps with adapters.
 
-They are those of plain blocks: self-attention and a gated feed-forward, each behind a norm. What
-comes behind a sum over devices, such as a norm of it, would need an exchange more.
+They are those of plain blocks: self-attention and a gated feed-forward, each one kernel behind a
+norm. What comes behind a sum over devices, such as a norm of it, would need an exchange more.
 """
 
 from engine.models.layers.feed_forward import GatedSpec
@@ -28,6 +28,7 @@ def splits_residual(partition: Partition) -> bool:
 def _is_plain(block: BlockSpec) -> bool:
     return (
         isinstance(block.mixer, SelfAttentionSpec)
+        and not block.mixer.gate_proj
         and isinstance(block.feed_forward, GatedSpec)
         and block.norms is NormPlan.BEFORE
         and block.feed_forward_norms in (None, NormPlan.BEFORE)

@@ -49,6 +49,8 @@ class SelfAttentionSpec:
     """Whether that is a layer of the model that a draft head drafts for."""
     gated: bool = False
     """What a head attends to is multiplied by a sigmoid of the input (Qwen3-Next)."""
+    gate_proj: bool = False
+    """It is, but the gates have a kernel of their own and are not beside the queries (AFMoE)."""
     norms_behind_rope: bool = False
     """``qk_norm`` is of the rotated heads (Hunyuan)."""
     input_size: int | None = None
@@ -121,6 +123,9 @@ class SelfAttention(nnx.Module):
         self.qkv_bias = (
             make.bias("attention.qkv_bias", grouped, qkv[1], kv_replicas=replicas) if spec.qkv_bias else None
         )
+        self.gate_kernel = (
+            make.kernel("attention.gate_kernel", inputs, heads, _fused("weight", "gate")) if spec.gate_proj else None
+        )
         self.o_kernel = make.kernel("attention.o_kernel", heads, hidden, _fused("weight", "o"), last=True)
         self.o_bias = make.bias("attention.o_bias", hidden, _fused("bias", "o")) if spec.output_bias else None
         sinks = tensors(f"{LAYER}self_attn.sinks")
@@ -138,6 +143,8 @@ class SelfAttention(nnx.Module):
             k, v = grouped[..., self.queries, :], grouped[..., -1, :]
         if self.queries > self.group:
             q, gate = q[..., ::2, :], q[..., 1::2, :]
+        if self.gate_kernel is not None:
+            gate = linear(x, self.gate_kernel, None, step.adapters)
         q, k, v = self.norms(q, k, v)
         cache, attended = step.attention(self.scores, cache, place, self._inputs(q, k, v, grouped, step))
         attended = attended[..., : grouped.shape[-1]].reshape(*x.shape[:-1], -1)
