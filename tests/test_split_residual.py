@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from adapter_files import AdapterKind, write_adapter
-from checkpoints import build_checkpoint
+from adapter_files import AdapterKind, adapted_modules, adapter_tensors, write_adapter
+from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensors
 from flax import nnx
 from jax.sharding import PartitionSpec
 from loading import load
@@ -133,9 +133,11 @@ class OneRow:
         return cache, attended[0]
 
 
-def run(directory: Path, adapters: list[Path], devices: int, scans: bool, sizes: AdapterSizes) -> list[np.ndarray]:
+def run(
+    directory: Path, adapters: list[Path], devices: int, scans: bool, sizes: AdapterSizes, ids: range = range(2, 14)
+) -> list[np.ndarray]:
     """The last hidden states of a row of tokens, and the residual stream before two layers; each token has one of
-    the adapters, or none."""
+    the adapters by its id, or none."""
     mesh = DeviceMesh(tuple(jax.devices()[:devices]))
     decoder = load(directory, replace(XLA, scans=scans).weight_format(FLOAT32), devices)
     split_decoder, slots = SplitDecoder(decoder), slot_arrays(decoder, sizes, mesh)
@@ -156,7 +158,7 @@ def run(directory: Path, adapters: list[Path], devices: int, scans: bool, sizes:
         return adapted.tapped(token_ids, layers, StepContext(rotations, OneRow(), adapters=rows), (1, 2))[1:]
 
     on_each = mesh.on_each(compute, (split_decoder.weight_specs, slots.specs, COPY), COPY)
-    return [np.asarray(x) for x in jax.jit(on_each)(split_decoder.weights, arrays, jnp.arange(2, 14))]
+    return [np.asarray(x) for x in jax.jit(on_each)(split_decoder.weights, arrays, jnp.asarray(ids))]
 
 
 @pytest.mark.parametrize("scans", [pytest.param(False, marks=pytest.mark.thorough), True])
@@ -182,6 +184,26 @@ def test_two_devices_compute_what_one_does(tmp_path: Path, variant: str, targets
 
     for found, expected in zip(together, alone, strict=True):
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("devices", [1, DEVICES])
+def test_an_adapter_of_gates_is_added_to_their_kernel(tmp_path: Path, devices: int) -> None:
+    """As to a checkpoint that it was merged into, whose own adapter is zero."""
+    directory, other = (build_checkpoint(tmp_path / name, "afmoe") for name in ("model", "merged"))
+    kind = AdapterKind(r"self_attn\.gate_proj", 4, 8.0, 1)
+    tensors, factors = random_tensors(VARIANTS["afmoe"].config, VARIANTS["afmoe"].seed), adapter_tensors("afmoe", kind)
+    adapter = write_adapter(tmp_path / "adapter", "afmoe", kind, factors)
+    zero = write_adapter(tmp_path / "zero", "afmoe", kind, {name: 0 * factor for name, factor in factors.items()})
+    for module in adapted_modules("afmoe", kind):
+        a, b = (factors[f"base_model.model.{module}.lora_{part}.weight"] for part in "AB")
+        tensors[f"{module}.weight"] = tensors[f"{module}.weight"] + kind.alpha / kind.rank * b @ a
+    write_tensors(other, tensors)
+    sizes, ids = AdapterSizes(1, 4, FLOAT32, XLA.layout), range(3, 27, 2)
+
+    found, expected = run(directory, [adapter], devices, True, sizes, ids), run(other, [zero], 1, True, sizes, ids)
+
+    for one, merged in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, merged, rtol=0, atol=2e-5 * np.abs(merged).max())
 
 
 @pytest.mark.parametrize("scans", [pytest.param(False, marks=pytest.mark.thorough), True])
