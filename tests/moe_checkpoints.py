@@ -17,6 +17,22 @@ QWEN3_MOE = {
     "moe_intermediate_size": 24,
     "rope_theta": 1000.0,
 }
+MELLUM = {
+    "architectures": ["MellumForCausalLM"],
+    "model_type": "mellum",
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "sliding_window": 8,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "mlp_layer_types": ["dense", *["sparse"] * 3],
+    "rope_parameters": {
+        "full_attention": {**YARN, "rope_theta": 10000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
 QWEN2_MOE = {
     "architectures": ["Qwen2MoeForCausalLM"],
     "model_type": "qwen2_moe",
@@ -240,6 +256,7 @@ MOE_VARIANTS: dict[str, tuple[int, Config]] = {
             "sliding_window": 8,
         },
     ),
+    "mellum": (5, MELLUM),
     "qwen2_moe": (4, {**QWEN2_MOE, "mlp_only_layers": [1]}),
     "gpt_oss": (1, GPT_OSS),
     "glm4_moe": (
@@ -361,7 +378,7 @@ def attention_shapes(config: Config, layer: int) -> Shapes:
     shapes["self_attn.o_proj.weight"] = (hidden, q)
     if output_bias:
         shapes["self_attn.o_proj.bias"] = (hidden,)
-    if family.startswith(("qwen3_", "dots1", "exaone_moe", "afmoe", "gemma4_text")) or (
+    if family.startswith(("qwen3_", "dots1", "exaone_moe", "afmoe", "mellum", "gemma4_text")) or (
         config.get("use_qk_norm") and family == "glm4_moe"
     ):
         shapes |= {"self_attn.q_norm.weight": (head_dim,), "self_attn.k_norm.weight": (head_dim,)}
@@ -408,7 +425,7 @@ def feed_forward_shapes(config: Config, layer: int) -> Iterator[tuple[str, tuple
     ffn = config.get("moe_intermediate_size", config["intermediate_size"])
     shared = config.get("n_shared_experts", 1) * ffn
     sigmoid = ("glm4_moe", "solar_open", "dots1", "exaone_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
-    if family in ("qwen3_moe", "qwen3_next", "qwen2_moe", "olmoe", "ernie4_5_moe", *sigmoid):
+    if family in ("qwen3_moe", "qwen3_next", "qwen2_moe", "mellum", "olmoe", "ernie4_5_moe", *sigmoid):
         step = config.get("decoder_sparse_step", 1)
         dense = range(config.get("first_k_dense_replace", family in ("ernie4_5_moe", "exaone_moe")))
         if "mlp_layer_types" in config:

@@ -37,6 +37,7 @@ def read(directory: Path, variant: str, **overrides: Any) -> Any:
         ("glm4_moe", {"first_k_dense_replace": 9}, []),
         ("solar_open", {"first_k_dense_replace": 1, "intermediate_size": ...}, [0, 1, 2]),
         ("afmoe", {"num_dense_layers": 3}, [3]),
+        ("mellum", {"mlp_layer_types": None, "mlp_only_layers": [0], "decoder_sparse_step": 2}, [0, 1, 2, 3]),
         ("exaone_moe", {}, [1, 2, 3]),
         ("exaone_moe", {"mlp_layer_types": ["dense", "sparse"] * 2, "first_k_dense_replace": 0}, [1, 3]),
         ("llama4_interleaved", {}, [1, 3]),
@@ -55,6 +56,16 @@ def test_the_layers_with_experts_are_those_of_transformers(
 
     blocks = enumerate(model.blocks)
     assert [layer for layer, block in blocks if isinstance(block.feed_forward, ExpertsSpec)] == expected
+
+
+def test_mellum_has_a_rope_for_each_type_of_layer(tmp_path: Path) -> None:
+    """With transformers' thetas where config.json has no rope_parameters; it reads no key of one rope for all."""
+    model = read(tmp_path, "mellum", rope_parameters=..., rope_theta=7.0, rope_scaling={"type": "linear", "factor": 2})
+
+    assert [(block.mixer.rope.theta, block.mixer.rope.scaling) for block in model.blocks] == [
+        (1e4, "default"),
+        (5e5, "default"),
+    ] * 2
 
 
 @pytest.mark.parametrize("architecture", ["ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM"])
@@ -148,6 +159,7 @@ def test_what_experts_cannot_be_is_refused(tmp_path: Path, variant: str, given: 
     [
         ("glm4_moe", "model.layers.4.eh_proj.weight"),
         ("exaone_moe", "mtp.layers.0.input_layernorm.weight"),
+        ("mellum", "mtp.layers.0.input_layernorm.weight"),
         ("ernie4_5_moe", "model.mtp_block.0.input_layernorm.weight"),
     ],
 )
