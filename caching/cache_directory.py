@@ -15,12 +15,12 @@ def check_owner(directory: Path) -> None:
     """Raises PermissionError for a directory of what is to be run into which others may put it: one that another user
     than root has made, or linked to, or in which every user may write."""
     try:
-        owners, mode = {directory.lstat().st_uid, directory.stat().st_uid}, directory.stat().st_mode
+        link, found = directory.lstat(), directory.stat()
     except OSError:  # there is none, or whoever reads it says why not
         return
-    for owner in owners - {os.geteuid(), 0}:
+    for owner in {link.st_uid, found.st_uid} - {os.geteuid(), 0}:
         raise PermissionError(errno.EPERM, f"it belongs to another user, {owner}, who could have this one run anything")
-    if mode & stat.S_IWOTH:
+    if found.st_mode & stat.S_IWOTH:
         raise PermissionError(errno.EPERM, "every user may write in it, and could have this one run anything")
 
 

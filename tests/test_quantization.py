@@ -122,9 +122,10 @@ def test_a_model_in_8_bits_is_the_model_of_the_rounded_weights(tmp_path, variant
         pytest.skip("no compiler")
     directory, plain = (build_checkpoint(tmp_path / name, variant) for name in ("given", "rounded"))
     chosen = VARIANTS[variant]
-    exact = random_tensors(chosen.config, chosen.seed).items()
-    write_tensors(directory, {name: off_ties(name, tensor, variant) for name, tensor in exact})
-    write_tensors(plain, {name: rounded(name, off_ties(name, tensor, variant), variant) for name, tensor in exact})
+    drawn = random_tensors(chosen.config, chosen.seed)
+    exact = {name: off_ties(name, tensor, variant) for name, tensor in drawn.items()}
+    write_tensors(directory, exact)
+    write_tensors(plain, {name: rounded(name, tensor, variant) for name, tensor in exact.items()})
     prompts = [np.random.default_rng(seed).integers(4, 144, 30).tolist() for seed in range(2)]
 
     in_8_bits = load_checkpoint(directory, WeightFormat(FLOAT32, layout, activations=FLOAT32))

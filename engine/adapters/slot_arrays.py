@@ -178,7 +178,7 @@ def adapter_bytes(partition: Partition, sizes: AdapterSizes | None) -> int:
     """
     if sizes is None:
         return 0
-    kernels, _ = _weights(declared_entries(partition), sizes, partition)
+    kernels = declared_slots(partition, sizes).kernels
     leaves = [leaf for kernel in kernels for leaf in (*kernel.leaves(sizes.max_loras), *kernel.leaves(1))]
     return sum(leaf.nbytes(partition.devices) for leaf in leaves)
 

@@ -32,12 +32,7 @@ from engine.models.layers.self_attention import SelfAttention
 from engine.models.linear import look_up, table_logits, zero_behind
 from engine.models.partition import Partition
 from engine.models.rope import Rotation, rotations
-from engine.models.spec import (
-    BlockSpec,
-    LayerGroup,
-    layer_plan,
-    single_layers,
-)
+from engine.models.spec import BlockSpec, LayerGroup, ModelSpec, layer_plan, single_layers
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory, declared
 from engine.models.weights.forms import Experts, InStack, Weight
@@ -51,14 +46,9 @@ class DecoderLayer(nnx.Module):
 
     def __init__(self, spec: BlockSpec, partition: Partition, make: ParameterFactory) -> None:
         model, norms = partition.model, spec.norms
-        hidden, eps = {"hidden": model.hidden_size}, model.rms_norm_eps
 
         def norm(name: str, stored: str, wanted: bool) -> RMSNorm | None:
-            if not wanted:
-                return None
-            rule, bias = tensors(f"{LAYER}{stored}.weight"), tensors(f"{LAYER}{stored}.bias")
-            own = bias if model.norm_bias else None
-            return RMSNorm(name, hidden, eps, rule, make, centered=model.centered_norms, bias=own)
+            return _stream_norm(name, f"{LAYER}{stored}", model, make) if wanted else None
 
         self.attention_norm = norm("attention_norm", "input_layernorm", norms.before and spec.mixer is not None)
         self.mixer = None if spec.mixer is None else spec.mixer.build(partition, make)
@@ -73,7 +63,9 @@ class DecoderLayer(nnx.Module):
         self.mlp_post_norm = norm("mlp_post_norm", "post_feedforward_layernorm", norms.after and feed is not None)
         self.is_parallel = spec.is_parallel
         self.residual_scale, per_layer = spec.residual_scale, model.per_layer_inputs
-        self.per_layer_input = PerLayerInput(per_layer, model.hidden_size, eps, make) if per_layer else None
+        self.per_layer_input = (
+            PerLayerInput(per_layer, model.hidden_size, model.rms_norm_eps, make) if per_layer else None
+        )
         scale = tensors(f"{LAYER}layer_scalar")
         self.output_scale = make.scale("output_scale", {"hidden": 1}, scale) if spec.output_scale else None
 
@@ -199,9 +191,7 @@ class Decoder(nnx.Module):
         self.per_layer_embedding = (
             PerLayerEmbedding(per_layer, model.num_layers, rows, model.hidden_size, eps, make) if per_layer else None
         )
-        hidden, norm = {"hidden": model.hidden_size}, tensors("model.norm.weight")
-        bias = tensors("model.norm.bias") if model.norm_bias else None
-        self.norm = RMSNorm("norm", hidden, eps, norm, make, centered=model.centered_norms, bias=bias)
+        self.norm = _stream_norm("norm", "model.norm", model, make)
         self.lm_head = (
             None if model.tied_embeddings else make.table("lm_head", axes, tensors("lm_head.weight"), padding=padding)
         )
@@ -297,6 +287,13 @@ def _is_read_in_place(path: object, variable: nnx.Variable[Any]) -> bool:  # noq
 
 def _is_form(leaf: object) -> bool:
     return isinstance(leaf, Experts)
+
+
+def _stream_norm(name: str, stored: str, model: ModelSpec, make: ParameterFactory) -> RMSNorm:
+    """A norm of the residual stream, or of what is added to it; ``stored`` begins the names of its tensors."""
+    hidden, rule = {"hidden": model.hidden_size}, tensors(f"{stored}.weight")
+    bias = tensors(f"{stored}.bias") if model.norm_bias else None
+    return RMSNorm(name, hidden, model.rms_norm_eps, rule, make, centered=model.centered_norms, bias=bias)
 
 
 def _normed(x: Array, norm: RMSNorm | None, rows: RowOperations) -> Array:
