@@ -287,6 +287,39 @@ ENTRY %main (p0: bf16[512,512]) -> bf16[512,4096] {
     assert len(report.gathers) == gathers
 
 
+LOGITS = "f32[64,16384]{1,0:T(8,128)"
+
+
+@pytest.mark.parametrize(
+    ("space", "made", "copies"),
+    [
+        ("S(1)", f"({LOGITS}}}, {LOGITS}S(1)}}, u32[]{{:S(2)}}) copy-start(%p0)", []),
+        ("", f"{LOGITS}}} convolution(%p1, %p2), dim_labels=bf_oi->bf", []),
+        ("", f"{LOGITS}}} copy(%p0)", ["made: f32[64, 16384], 1 times"]),
+    ],
+    ids=["written from VMEM", "computed", "copied"],
+)
+def test_logits_that_a_step_makes_are_not_a_copied_weight(space, made, copies):
+    """LFM2's of 64 rows are as many numbers as its square weights. Once they are in HBM, a copy of them is named."""
+    program = f"""\
+HloModule step, is_scheduled=true
+
+ENTRY %main (p0: f32[64,16384]) -> f32[64,16384] {{
+  %p0 = {LOGITS}{space}}} parameter(0)
+  %p1 = bf16[64,1024]{{1,0:T(8,128)(2,1)}} parameter(1)
+  %p2 = bf16[16384,1024]{{1,0:T(8,128)(2,1)}} parameter(2)
+  ROOT %made = {made}
+}}
+"""
+    weight = jax.ShapeDtypeStruct((3, 1024, 1024), jnp.bfloat16, sharding=one_device().sharding())
+    arrays = LargeArrays((weight,), (), jax.ShapeDtypeStruct((64, 16384), jnp.float32), 3, ())
+    executable = SimpleNamespace(as_text=lambda: program, memory_analysis=lambda: None)
+
+    report = CompiledProgram(Compilation("step", 512, 1.5, executable, is_new=True), arrays).report
+
+    assert report.copies == copies
+
+
 def test_batch_sizes_are_powers_of_four_and_the_most():
     """The largest is what the operator set."""
     assert batch_sizes(64, drafts=0, most_samples=64) == [1, 4, 16, 64]

@@ -16,7 +16,7 @@ from caching.state.ragged import BLOCK
 from caching.tpu.tpu_chip import CHIPS, Chip
 from caching.tpu.tpu_kernels import TPUKernel
 from engine.config import EngineConfig
-from engine.devices.mesh import DeviceMesh
+from engine.devices.mesh import LOGITS, DeviceMesh
 from engine.errors import ConfigurationError
 from engine.memory.number_formats import in_words
 from engine.memory.page_budget import check_page_table
@@ -196,7 +196,8 @@ def large_arrays(
     decoder: Decoder, partition: Partition, backend: Backend, mesh: DeviceMesh, shapes: StepShapes
 ) -> LargeArrays:
     """The weights, pages and logits of a decoder's steps."""
-    logits = jax.ShapeDtypeStruct((shapes.max_num_seqs, partition.padded_vocab_size), jnp.float32)
+    sharding = mesh.sharding(*LOGITS)
+    logits = jax.ShapeDtypeStruct((shapes.max_num_seqs, partition.padded_vocab_size), jnp.float32, sharding=sharding)
     pages = jax.tree.leaves(backend.abstract_cache(shapes.cache, mesh))
     weights = tuple(jax.tree.leaves(nnx.state(decoder)))
     return LargeArrays(weights, tuple(pages), logits, partition.model.num_layers, tuple(_expert_stacks(decoder)))

@@ -13,7 +13,7 @@ from jax.stages import Compiled
 from engine.models.layers.experts import ExpertsSpec
 from engine.planner.experts_read import share_read
 from engine.planner.hlo import EMPTY, Buffer, Instruction, parse_program
-from engine.planner.hlo_traffic import Collective, Kernel, Moved, Traffic, count_traffic
+from engine.planner.hlo_traffic import Collective, Kernel, Moved, Traffic, Transfer, count_traffic
 from engine.step.compilation import Compilation, scratch_bytes
 
 LARGE = 2**20
@@ -103,6 +103,12 @@ class LargeArrays:
         logits = math.prod(self.logits.shape)
         return all(buffer.shape[:1] == (tokens,) and buffer.numbers != logits for buffer in results)
 
+    def are_new_logits(self, one: Transfer) -> bool:
+        """Whether it computes a chip's part of the logits, which may be as many numbers as a
+        weight, or writes them from VMEM. A copy in HBM reads as much as it writes."""
+        written = {buffer.shape for buffer in one.instruction.buffers if buffer.hbm_bytes}
+        return one.moved.read != one.moved.written and written == {_part(self.logits)}
+
     def experts_in(self, buffer: Buffer) -> ExpertStack | None:
         """The experts that a buffer has, of all layers of their stack."""
         return next((stack for stack in self.experts if buffer.numbers == math.prod(stack.part)), None)
@@ -129,7 +135,7 @@ class CompiledProgram:
             copies=[
                 _described(one.instruction, one.times)
                 for one in traffic.copies(arrays.parts)
-                if not _has_row_for_each(one.instruction, compilation.size)
+                if not _has_row_for_each(one.instruction, compilation.size) and not arrays.are_new_logits(one)
             ],
             gathers=[
                 f"{one.kind} of {one.nbytes:,} bytes, {one.times} times"
