@@ -48,6 +48,18 @@ def test_a_scanned_program_reads_each_layers_slices_once():
     assert [(one.kind, one.times, one.depth) for one in traffic.collectives] == [("all-reduce", 3, 1)]
 
 
+def test_a_sum_in_a_loop_of_one_turn_is_in_a_loop():
+    """XLA has no loop for a layer that is alone of its kind, but says where the sum is from."""
+    summed = (
+        '%{0} = f32[8]{{0}} all-reduce(%x), to_apply=%add, metadata={{op_name="jit(step)/{1}psum" stack_frame_id=1}}'
+    )
+    entry = "%x = f32[8]{0} parameter(0)", summed.format("a", ""), summed.format("b", "while/body/closed_call/")
+
+    traffic = count_traffic(program(*entry))
+
+    assert [one.depth for one in traffic.collectives] == [0, 1]
+
+
 def test_what_is_copied_and_gathered_is_found():
     """Pages on their way in that were not donated, and each layer's weight; not the prefetch of the table into the chip."""
     pages, weight = 12288 * 2 * 128, 512 * 4096

@@ -23,6 +23,7 @@ TILE = re.compile(r"^T\(([\d,]+)\)")
 SPACE = re.compile(r"S\((\d+)\)")
 NAME = re.compile(r"%([\w.\-]+)")
 BITS = re.compile(r"(\d+)")
+ORIGIN = re.compile(r'op_name="([^"]*)"')
 HBM = 0
 """The default memory space. 1 is a chip's VMEM; the others are smaller still."""
 
@@ -59,6 +60,8 @@ class Instruction:
     argument: str
     """In its parentheses: operand names, or a literal as in ``constant(7)``, ``parameter(0)``."""
     attributes: str
+    origin: str = ""
+    """Where JAX traced it: ``jit(step)/while/body/psum``. Empty if the text does not say."""
 
     @property
     def operands(self) -> list[str]:
@@ -147,12 +150,15 @@ def _parse_instruction(line: str) -> Instruction:
     end = _closing(line, made) if line[made] == "(" else line.index(" ", made)
     opening = line.index("(", end)
     closing = _closing(line, opening)
+    attributes, _, metadata = line[closing:].partition(", metadata=")
+    origin = ORIGIN.search(metadata)
     return Instruction(
         name=start[2],
         opcode=line[end:opening].strip(),
         buffers=tuple(_parse_buffer(*found) for found in ARRAY.findall(line[made:end])),
         argument=line[opening + 1 : closing - 1],
-        attributes=line[closing:].partition(", metadata=")[0],
+        attributes=attributes,
+        origin=origin[1] if origin else "",
     )
 
 

@@ -32,6 +32,8 @@ SHARED = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")
 """A custom call's result and the operand it aliases. The kernel knows how much of it is moved."""
 ALIASING = "output_to_operand_aliasing"
 """In a fusion, marks another one whose result aliases its operand in a different layout."""
+LOOP = "while/body"
+"""In an instruction's origin, a loop that JAX traced it in."""
 IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
 """They write into their first operand. The value is the number of the update's operand."""
 
@@ -74,6 +76,7 @@ class Collective:
     """The results on each chip."""
     times: int
     depth: int
+    """Number of enclosing loops, with those of a single turn, of which XLA leaves the names alone."""
 
 
 @dataclass
@@ -164,7 +167,8 @@ class _Walk:
             given = [buffer for name in one.operands for buffer in within[name].buffers]
             made = one.buffers[len(given) :] if one.opcode.endswith("-start") and kind != "all-reduce" else one.buffers
             nbytes = max(sum(buffer.nbytes for buffer in given), sum(buffer.nbytes for buffer in made))
-            self.traffic.collectives.append(Collective(kind, nbytes, tuple(made), times, depth))
+            loops = max(depth, one.origin.count(LOOP))
+            self.traffic.collectives.append(Collective(kind, nbytes, tuple(made), times, loops))
         elif one.opcode == "fusion":
             fused = self.program.computations[one.called]
             for inner in fused:
