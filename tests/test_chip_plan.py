@@ -25,7 +25,7 @@ from engine.models.weights.store import parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.planner.chip_fit import ChipFit
 from engine.planner.chip_plan import ChipPlan, Roofline, batch_sizes
-from engine.planner.chip_planner import pages_read
+from engine.planner.chip_planner import decode_steps, pages_read
 from engine.planner.compiled_function import CompiledFunction, CompiledProgram, Exchange, ExpertStack, LargeArrays
 from engine.planner.experts_read import share_read
 from engine.planner.hlo_traffic import Collective, Moved
@@ -234,6 +234,31 @@ def test_the_zeros_behind_a_tables_columns_take_memory_but_are_not_read_with_the
     logits = 4 * model.model.vocab_size // 8
     read = padded - rows * 2944 * 2 - experts + step.experts_read * experts + logits
     assert step.bytes_needed == pytest.approx(read, abs=1000)
+
+
+LFM2 = {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": None, "full_attn_idxs": [2]} | {
+    "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
+    "block_ff_dim": 512, "block_auto_adjust_ff_dim": False, "conv_L_cache": 3, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "looped"), [(None, 0), ("Granite-4.0-H-Tiny", 36 * 48 * 64 * 128 * 4)])
+def test_states_count_again_where_a_loop_over_rows_has_them(tmp_path, name, looped):
+    """The compiled loop is counted as one trip, of eight rows. The windows of convolutions are in none."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LFM2) if name is None else (CONFIGS / f"{name}.json").read_text())
+    fit = ChipFit(EngineConfig(), split(read_config_file(path), 1), V6E, BFLOAT16)
+    shapes = fit.planner().shapes(fit.backend, None)
+    arrays = LargeArrays((), (), jax.ShapeDtypeStruct((64, 512), jnp.float32), 3, ())
+    program = "HloModule step\n\nENTRY %main () -> s32[] {\n  ROOT %c = s32[] constant(1)\n}\n"
+    executable = SimpleNamespace(as_text=lambda: program, memory_analysis=lambda: None)
+    programs = [
+        CompiledProgram(Compilation(each, 64, 1.5, executable, is_new=True), arrays) for each in ("step", "greedy")
+    ]
+
+    steps = decode_steps(fit, programs, shapes, 128)
+
+    assert {step.sequences: step.bytes_written for step in steps} == {1: 0, 4: 0, 16: 8 * looped, 64: 56 * looped}
 
 
 STACK = """HloModule experts

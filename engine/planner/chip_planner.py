@@ -23,6 +23,7 @@ from engine.memory.page_budget import check_page_table
 from engine.models.decoder import Decoder, LayerStack
 from engine.models.head_specs import MTPHeadSpec
 from engine.models.layers.experts import ExpertsMLP
+from engine.models.layers.mixer import State
 from engine.models.model_config import read_config_file
 from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import ModelSpec
@@ -221,8 +222,8 @@ def decode_steps(
     head once for each, as the step feeds it.
     """
     is_head = fit.draft is not None and fit.draft.partition.model.head is not None
-    slot = shapes.cache.bytes_per_slot
-    roofline, read = _roofline(fit, slot), pages_read(fit.kernel, fit.chip, shapes, tokens)
+    slot = _bytes_in_loops(fit, shapes)
+    roofline, read = _roofline(fit, shapes.cache.bytes_per_slot), pages_read(fit.kernel, fit.chip, shapes, tokens)
     pages = shapes.groups.pages_of(tokens)
     found = []
     for sequences in batch_sizes(shapes.max_num_seqs, drafts, shapes.most_samples):
@@ -237,6 +238,18 @@ def decode_steps(
             to_draft = (drafts + (not is_head)) * _read_of_draft(fit, roofline, sequences)
             found.append(roofline.step(sequences, tokens, moved, exchange, drafts, to_draft))
     return found
+
+
+def _bytes_in_loops(fit: ChipFit, shapes: StepShapes) -> int:
+    """Of a sequence's states those that steps read and write in loops over rows: what recurrences
+    have, and not the windows of convolutions and how many tokens are in a slot."""
+    pool = shapes.cache.states
+    kept = next((cached for one in fit.partition.model.mixers if isinstance(cached := one.cached, State)), None)
+    if pool is None or kept is None:
+        return 0
+    count = len(kept.arrays)
+    looped = (*pool.arrays[1:count], *pool.arrays[count + 2 :])
+    return replace(pool, arrays=looped).bytes_per_slot
 
 
 def _read_of_draft(fit: ChipFit, roofline: Roofline, sequences: int) -> int:
