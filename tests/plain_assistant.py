@@ -49,7 +49,8 @@ def chained(decoder: Decoder, assistant: Assistant, text: Array) -> Array:
     for block in assistant.partition.model.blocks:
         source = self_attention(block).kv_source
         assert source is not None
-        places.append((layout.array(layout.places[source], stacked=False), Place(layout.places[source].group, None)))
+        place = layout.in_pages(source)
+        places.append((layout.array(place, stacked=False), Place(place.group, None)))
     step, tokens, features = (
         StepContext(assistant.rotations(positions), EarlierKeys()),
         text[None],

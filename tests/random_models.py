@@ -12,10 +12,10 @@ from engine.models.layers.expert_router import RouterSpec, Scoring
 from engine.models.layers.experts import ExpertsSpec
 from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.latent_attention import LatentAttentionSpec
-from engine.models.layers.mamba2 import Mamba2Spec
+from engine.models.layers.mamba2 import GatedNorm, Mamba2Spec
 from engine.models.layers.mixer import MixerSpec, State
 from engine.models.layers.self_attention import SelfAttentionSpec
-from engine.models.spec import NO_ROPE, BlockSpec, FeedForwardSpec, ModelSpec, NormPlan, RopeSpec
+from engine.models.spec import NO_ROPE, BlockSpec, FeedForwardSpec, ModelSpec, Multipliers, NormPlan, RopeSpec
 
 VOCABULARY = 144
 
@@ -58,7 +58,13 @@ class RandomModel:
             return BlockSpec(None, feed_forward)
         norms = random.choice((NormPlan.BEFORE, NormPlan.BEFORE, NormPlan.AFTER, NormPlan.BOTH))
         parallel = norms is NormPlan.BEFORE and feed_forward is not None and random.random() < 0.1
-        return BlockSpec(self._mixer(kind, before), feed_forward, norms, is_parallel=parallel)
+        mixer, beside = self._mixer(kind, before), None
+        if kind != "state" and self._recurrent is not None and random.random() < 0.3:
+            mixer, beside = random.choice(((mixer, self._recurrent), (self._recurrent, mixer)))
+        by = (
+            Multipliers(*(random.choice((1.0, 0.7, 1.3)) for _ in range(5))) if random.random() < 0.3 else Multipliers()
+        )
+        return BlockSpec(mixer, feed_forward, norms, is_parallel=parallel, beside=beside, multipliers=by)
 
     def _mixer(self, kind: str, before: list[BlockSpec]) -> MixerSpec:
         if kind == "state":
@@ -132,6 +138,9 @@ class RandomModel:
             random.choice((2, 3, 4)),
             convolution_bias=random.random() < 0.5,
             bias=random.random() < 0.3,
+            output_bias=random.random() < 0.3,
+            norm=random.choice(list(GatedNorm)),
+            scales=random.choice(((), (0.5, 2.0, 0.7, 1.5, 0.8))),
         )
 
     def _feed_forward(self) -> FeedForwardSpec | None:
@@ -161,14 +170,14 @@ def _is_attention(mixer: MixerSpec | None) -> bool:
 
 def states_of(model: ModelSpec) -> list[State]:
     """What its recurrent layers keep."""
-    return [block.cached for block in model.blocks if isinstance(block.cached, State)]
+    return [cached for mixer in model.mixers if isinstance(cached := mixer.cached, State)]
 
 
 def words(model: ModelSpec) -> str:
     """Its layers, in a few words each."""
     kinds = []
     for block in model.blocks:
-        mixer = type(block.mixer).__name__.removesuffix("Spec")
+        mixer = " beside ".join(type(mixer).__name__.removesuffix("Spec") for mixer in block.mixers)
         reach = getattr(getattr(block.mixer, "scores", None), "reach", None)
         feed_forward = type(block.feed_forward).__name__.removesuffix("Spec")
         kinds.append(f"{mixer}{'' if reach is None else f'({reach})'}+{feed_forward}")

@@ -93,6 +93,31 @@ BAMBA = {
     "mamba_chunk_size": 8,
     "rope_theta": 1000.0,
 }
+FALCON_H1 = {
+    "architectures": ["FalconH1ForCausalLM"],
+    "model_type": "falcon_h1",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "mamba_d_ssm": 96,
+    "mamba_d_head": 12,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 8,
+    "mamba_rms_norm": True,
+    "projectors_bias": True,
+    "embedding_multiplier": 1.5,
+    "lm_head_multiplier": 0.8,
+    "attention_in_multiplier": 1.25,
+    "attention_out_multiplier": 0.9,
+    "key_multiplier": 0.7,
+    "ssm_in_multiplier": 1.4,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.8, 0.7, 1.3, 1.2, 0.9],
+    "mlp_multipliers": [1.3, 0.7],
+    "rope_theta": 1000.0,
+}
 LFM2 = {
     "architectures": ["Lfm2ForCausalLM"],
     "model_type": "lfm2",
@@ -168,6 +193,7 @@ STATE_VARIANTS: dict[str, tuple[int, Config]] = {
         },
     ),
     "bamba": (2, BAMBA),
+    "falcon_h1": (2, FALCON_H1),
     "lfm2": (1, LFM2),
     "lfm2_moe": (0, LFM2_MOE),
 }
@@ -192,12 +218,14 @@ def state_shapes(config: Config) -> Shapes:
         return _nemotron(config)
     if config["model_type"].startswith("lfm2"):
         return _lfm2(config)
-    norm = "final_layernorm" if config["model_type"] == "bamba" else "norm"
+    norm = "final_layernorm" if config["model_type"] in ("bamba", "falcon_h1") else "norm"
     shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden), f"model.{norm}.weight": (hidden,)}
     if not config.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (vocabulary, hidden)
     for layer in range(config["num_hidden_layers"]):
-        make = {"granitemoehybrid": _granite, "bamba": _bamba}.get(config["model_type"], qwen_shapes)
+        make = {"granitemoehybrid": _granite, "bamba": _bamba, "falcon_h1": _falcon}.get(
+            config["model_type"], qwen_shapes
+        )
         of_layer = make(config, layer)
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
     return shapes
@@ -272,9 +300,22 @@ def _bamba(config: Config, layer: int) -> Shapes:
     return shapes
 
 
+def _falcon(config: Config, layer: int) -> Shapes:
+    hidden = config["hidden_size"]
+    attention = {name: shape for name, shape in attention_shapes(config, layer).items() if "layernorm" not in name}
+    shapes = {**attention, **_mamba(config), "mamba.out_proj.bias": (hidden,)}
+    shapes |= {f"{name}_layernorm.weight": (hidden,) for name in ("input", "pre_ff")}
+    return {**shapes, **dict(gated_shapes("feed_forward.", hidden, config["intermediate_size"]))}
+
+
 def _mamba(config: Config) -> Shapes:
     hidden = config["hidden_size"]
-    sizes = (2 * hidden, config["mamba_n_heads"], config.get("mamba_n_groups", 1), config["mamba_d_state"])
+    sizes = (
+        config.get("mamba_d_ssm", 2 * hidden),
+        config["mamba_n_heads"],
+        config.get("mamba_n_groups", 1),
+        config["mamba_d_state"],
+    )
     has = (config.get("mamba_conv_bias", True), config.get("mamba_proj_bias", False))
     return {f"mamba.{name}": shape for name, shape in mamba_shapes(hidden, sizes, has).items()}
 

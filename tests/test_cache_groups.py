@@ -64,7 +64,7 @@ def test_layers_of_one_kind_share_a_page_table(mistral, windows, expected, layer
 
     assert (layout.windows, layout.num_layers) == (expected, layers)
     assert len(set(layout.places)) == len(windows) and len(layout.windows) <= MOST_GROUPS
-    for window, place in zip(windows, layout.places, strict=True):
+    for window, (place,) in zip(windows, layout.places, strict=True):
         assert layout.windows[place.group] == window and place.layer < layers
 
 

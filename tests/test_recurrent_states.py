@@ -18,6 +18,7 @@ from engine.errors import ConfigurationError
 from engine.memory.page_budget import CachePlanner
 from engine.models.decoder import Decoder
 from engine.models.layers.cache_layout import cache_layout
+from engine.models.layers.mixer import State
 from engine.models.partition import Partition
 from engine.sampling.operations import XLA_SAMPLING
 from engine.sampling_params import SamplingParams
@@ -181,8 +182,31 @@ def test_states_have_places_of_their_own(blocks_of_model):
     layout = cache_layout(blocks_of_model(windows=True).blocks)
 
     assert layout.num_layers == 1 and layout.windows == (None, 8) and len(layout.states) == 2
-    assert [layout.array(place, stacked=False) for place in layout.places] == [1, 0, 2, 0]
-    assert [layout.array(place, stacked=True) for place in layout.places] == [1, 0, 1, 0]
+    assert [layout.array(place, stacked=False) for (place,) in layout.places] == [1, 0, 2, 0]
+    assert [layout.array(place, stacked=True) for (place,) in layout.places] == [1, 0, 1, 0]
+
+
+def test_a_layer_of_two_mixers_has_pages_and_a_state(blocks_of_model):
+    """Each has its place, by the order of the layer's mixers, and another's layer reads the pages alone."""
+    state, full, *_ = blocks_of_model(windows=False).blocks
+    both = replace(full, beside=state.mixer)
+    turned = replace(state, beside=full.mixer)
+    reader = replace(full, mixer=replace(full.mixer, kv_source=1))
+
+    layout = cache_layout((both, turned, reader))
+
+    assert layout.num_layers == len(layout.states) == 2 and layout.windows == (None,)
+    places = [[layout.array(place, stacked=False) for place in each] for each in layout.places]
+    assert places == [[0, 2], [3, 1], [1]] and layout.in_pages(1) == layout.places[2][0]
+
+
+def test_two_mixers_of_one_kind_in_a_layer_are_refused(blocks_of_model):
+    """Nothing would say which of a layer's pages another one reads."""
+    model = blocks_of_model(windows=False)
+    full = next(block for block in model.blocks if not isinstance(block.mixer.cached, State))
+
+    with pytest.raises(ValueError, match="one must have pages and the other a state"):
+        replace(model, blocks=(replace(full, beside=full.mixer),))
 
 
 def planner_of(model, left, **settings):

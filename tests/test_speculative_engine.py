@@ -42,6 +42,7 @@ CASES = {
     "states of delta nets, three steps ahead": ("qwen3_next", {"num_pages": 30, "run_ahead": 3}),
     "states of Mamba-2, two devices": ("granite_hybrid", {"num_pages": 14, "tensor_parallel_size": 2}),
     "states of Mamba-2, a page each": ("nemotron_h", {"num_pages": 30, "page_size": 4}),
+    "attention and Mamba-2 side by side": ("falcon_h1", {"num_pages": 20, "run_ahead": 2}),
     "states of short convolutions": ("lfm2", {"num_pages": 20, "run_ahead": 2}),
     "XLA's attention": ("llama2", {"num_pages": 14, "attention_backend": "xla"}),
     "on the host": ("llama2", {"num_pages": 14, "run_ahead": 3, "page_size": 8, "host_cache_gib": 0.01}),

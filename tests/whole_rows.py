@@ -21,7 +21,7 @@ def compute_logprobs(decoder: Decoder, sequences: list[list[int]]) -> np.ndarray
 
 @nnx.jit
 def _forward(decoder: Decoder, token_ids: Array, positions: Array) -> Array:
-    caches = [None] * decoder.partition.model.num_layers
+    caches = [None] * len(decoder.partition.model.mixers)
     rotations = decoder.rotations(positions, token_ids.shape[1])
     _, hidden = decoder(token_ids, caches, StepContext(rotations, DenseAttention(keeps=True)))
     return jax.nn.log_softmax(decoder.logits(hidden), axis=-1)

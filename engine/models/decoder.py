@@ -9,6 +9,7 @@ training.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import jax
@@ -23,83 +24,19 @@ from engine.models.adapters.adapted import AdapterRows
 from engine.models.adapters.adapted_experts import AdaptedExperts
 from engine.models.adapters.adapted_table import AdaptedTable
 from engine.models.adapters.split_models import splits_residual
+from engine.models.decoder_layer import DecoderLayer, stream_norm
 from engine.models.layers.cache_layout import CacheLayout, cache_layout
-from engine.models.layers.feed_forward import GatedMLP
-from engine.models.layers.norm import RMSNorm
-from engine.models.layers.per_layer_input import PerLayerEmbedding, PerLayerInput, of_layers
-from engine.models.layers.row_operations import RowOperations
-from engine.models.layers.self_attention import SelfAttention
+from engine.models.layers.per_layer_input import PerLayerEmbedding, of_layers
 from engine.models.linear import look_up, table_logits, zero_behind
 from engine.models.partition import Partition
 from engine.models.rope import Rotation, rotations
-from engine.models.spec import BlockSpec, LayerGroup, ModelSpec, layer_plan, single_layers
+from engine.models.spec import LayerGroup, layer_plan, single_layers
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory, declared
 from engine.models.weights.forms import Experts, InStack, Weight
-from engine.models.weights.parameters import LAYER, Role, tensors
+from engine.models.weights.parameters import Role, tensors
 from engine.models.weights.weight_format import Layout
 from engine.vocabulary import NO_TOKEN_LOGIT, Vocabulary
-
-
-class DecoderLayer(nnx.Module):
-    """A mixer, a feed-forward or both, each between its norms and added to the residual stream."""
-
-    def __init__(self, spec: BlockSpec, partition: Partition, make: ParameterFactory) -> None:
-        model, norms = partition.model, spec.norms
-
-        def norm(name: str, stored: str, wanted: bool) -> RMSNorm | None:
-            return _stream_norm(name, f"{LAYER}{stored}", model, make) if wanted else None
-
-        self.attention_norm = norm("attention_norm", "input_layernorm", norms.before and spec.mixer is not None)
-        self.mixer = None if spec.mixer is None else spec.mixer.build(partition, make)
-        self.attention_post_norm = norm(
-            "attention_post_norm", "post_attention_layernorm", norms.after and spec.mixer is not None
-        )
-        mlp_norm = "pre_feedforward_layernorm" if norms.after else "post_attention_layernorm"
-        norms = spec.feed_forward_norms or norms
-        feed = spec.feed_forward
-        self.mlp_norm = norm("mlp_norm", mlp_norm, norms.before and not spec.is_parallel and feed is not None)
-        self.mlp = None if feed is None else feed.build(model.hidden_size, make)
-        self.mlp_post_norm = norm("mlp_post_norm", "post_feedforward_layernorm", norms.after and feed is not None)
-        self.is_parallel = spec.is_parallel
-        self.residual_scale, per_layer = spec.residual_scale, model.per_layer_inputs
-        self.per_layer_input = (
-            PerLayerInput(per_layer, model.hidden_size, model.rms_norm_eps, make) if per_layer else None
-        )
-        scale = tensors(f"{LAYER}layer_scalar")
-        self.output_scale = make.scale("output_scale", {"hidden": 1}, scale) if spec.output_scale else None
-
-    def __call__(
-        self, x: Array, cache: LayerCache, place: Place, step: StepContext, own: Array | None = None
-    ) -> tuple[LayerCache, Array]:
-        """``own`` is the layer's own input f[..., size], if the model has such."""
-        if step.adapters is not None and step.adapters.axis is not None:
-            return self._on_parts(x, cache, place, step, step.adapters)
-        rows, scale = step.rows, self.residual_scale
-        normed = _normed(x, self.attention_norm, rows)
-        if self.mixer is not None:
-            cache, mixed = self.mixer(normed, cache, place, step)
-            x = rows.added(x, _normed(mixed, self.attention_post_norm, rows), scale)
-        if self.mlp is not None:
-            fed = self.mlp(normed if self.is_parallel else _normed(x, self.mlp_norm, rows), step)
-            x = rows.added(x, _normed(fed, self.mlp_post_norm, rows), scale)
-        if self.per_layer_input is not None and own is not None:
-            x = self.per_layer_input(x, own, step.adapters)
-        if self.output_scale is not None:
-            x = x * self.output_scale[...].astype(x.dtype).reshape((1,) * x.ndim)
-        return cache, x
-
-    def _on_parts(
-        self, x: Array, cache: LayerCache, place: Place, step: StepContext, rows: AdapterRows
-    ) -> tuple[LayerCache, Array]:
-        """The call of a plain block, where each device has its part f[T, part] of the residual stream."""
-        assert isinstance(self.mixer, SelfAttention) and self.attention_norm is not None
-        assert isinstance(self.mlp, GatedMLP) and self.mlp_norm is not None
-        normed, adapters = split_residual.normed(x, self.attention_norm, self.mixer.qkv_kernel.get_value(), rows)
-        cache, mixed = self.mixer(normed, cache, place, replace(step, adapters=adapters))
-        x = step.rows.added(x, mixed, self.residual_scale)
-        normed, adapters = split_residual.normed(x, self.mlp_norm, self.mlp.gate_up_kernel.get_value(), rows)
-        return cache, step.rows.added(x, self.mlp(normed, replace(step, adapters=adapters)), self.residual_scale)
 
 
 @jax.tree_util.register_dataclass
@@ -148,7 +85,11 @@ class LayerStack(nnx.Module):
         f[repeats, period, ..., size]."""
         layout, start = layers
         places = layout.places[start : start + self.repeats * len(self.blocks)]
-        arrays = [layout.array(place, stacked=True) for place in places[: len(self.blocks)]]
+        numbers = count()
+        arrays = [
+            [(layout.array(place, stacked=True), next(numbers)) for place in each]
+            for each in places[: len(self.blocks)]
+        ]
         graph, *states = nnx.split(self.blocks, _is_read_in_place, ...)
         stacks, weights = states
 
@@ -156,18 +97,20 @@ class LayerStack(nnx.Module):
             carry: tuple[list[LayerCache], Array, Taps], each: tuple[Any, Array, Array, Any]
         ) -> tuple[tuple[list[LayerCache], Array, Taps], None]:
             (caches, x, taps), (weights, index, places, own) = carry, each
-            caches = list(caches)
             experts = jax.tree.map(partial(InStack, place=index), stacks, is_leaf=_is_form)
             blocks: nnx.List[DecoderLayer] = nnx.merge(graph, experts, weights)
             for number, block in enumerate(blocks):
-                place = Place(places[number, 0] if in_groups else 0, places[number, 1])
-                array, inputs = arrays[number], None if own is None else own[number]
+                found = [
+                    (array, Place(places[at, 0] if in_groups else 0, places[at, 1])) for array, at in arrays[number]
+                ]
+                inputs = None if own is None else own[number]
                 taps = taps.before(start + index * np.int32(len(self.blocks)) + number, x)
-                caches[array], x = block(x, caches[array], place, step, inputs)
+                caches, x = block(x, caches, found, step, inputs)
             return (caches, x, taps), None
 
-        in_groups = any(place.group for place in places)
-        by_repeat = jnp.array([place[:2] for place in places], jnp.int32).reshape(self.repeats, len(self.blocks), 2)
+        every = [place for each in places for place in each]
+        in_groups = any(place.group for place in every)
+        by_repeat = jnp.array([place[:2] for place in every], jnp.int32).reshape(self.repeats, sum(map(len, arrays)), 2)
         indices = jnp.arange(self.repeats, dtype=jnp.int32)
         return jax.lax.scan(repeat, (caches, x, taps), (weights, indices, by_repeat, own))[0]
 
@@ -191,7 +134,7 @@ class Decoder(nnx.Module):
         self.per_layer_embedding = (
             PerLayerEmbedding(per_layer, model.num_layers, rows, model.hidden_size, eps, make) if per_layer else None
         )
-        self.norm = _stream_norm("norm", "model.norm", model, make)
+        self.norm = stream_norm("norm", "model.norm", model, make)
         self.lm_head = (
             None if model.tied_embeddings else make.table("lm_head", axes, tensors("lm_head.weight"), padding=padding)
         )
@@ -228,9 +171,11 @@ class Decoder(nnx.Module):
             if isinstance(layer, LayerStack):
                 written, x, taps = layer(x, written, (layout, start), step, inputs, taps)
             else:
-                place, first = layout.places[start], None if inputs is None else inputs[0, 0]
-                array, taps = layout.array(place, stacked=False), taps.before(start, x)
-                written[array], x = layer(x, written[array], Place(place.group, None), step, first)
+                first, taps = None if inputs is None else inputs[0, 0], taps.before(start, x)
+                places = [
+                    (layout.array(place, stacked=False), Place(place.group, None)) for place in layout.places[start]
+                ]
+                written, x = layer(x, written, places, step, first)
             start += group.num_layers
         taken = taps.taken[: len(layers)]
         if axis is not None:
@@ -287,14 +232,3 @@ def _is_read_in_place(path: object, variable: nnx.Variable[Any]) -> bool:  # noq
 
 def _is_form(leaf: object) -> bool:
     return isinstance(leaf, Experts)
-
-
-def _stream_norm(name: str, stored: str, model: ModelSpec, make: ParameterFactory) -> RMSNorm:
-    """A norm of the residual stream, or of what is added to it; ``stored`` begins the names of its tensors."""
-    hidden, rule = {"hidden": model.hidden_size}, tensors(f"{stored}.weight")
-    bias = tensors(f"{stored}.bias") if model.norm_bias else None
-    return RMSNorm(name, hidden, model.rms_norm_eps, rule, make, centered=model.centered_norms, bias=bias)
-
-
-def _normed(x: Array, norm: RMSNorm | None, rows: RowOperations) -> Array:
-    return x if norm is None else norm(x, rows)

@@ -62,7 +62,7 @@ def _divisors(model: ModelSpec, most: int) -> list[int]:
 def _fault(model: ModelSpec, devices: int) -> str | None:
     """The part of a model that cannot be split evenly, in words."""
     for block in model.blocks:
-        for part in (block.mixer, block.feed_forward):
+        for part in (*block.mixers, block.feed_forward):
             if part is not None and (fault := part.indivisible(devices)):
                 return fault
     kv_heads = model.num_kv_heads

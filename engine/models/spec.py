@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from jax import Array
 
 from engine.models.head_specs import AssistantSpec, HeadSpec, MTPHeadSpec
-from engine.models.layers.mixer import Cached, InPages, KeysAndValues, Latents, MixerSpec, State
+from engine.models.layers.mixer import InPages, KeysAndValues, Latents, MixerSpec, State
 from engine.models.layers.per_layer_input import PerLayerInputSpec
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.parameters import TensorRule
@@ -97,6 +97,17 @@ class NormPlan(Enum):
 
 
 @dataclass(frozen=True)
+class Multipliers:
+    """What a layer's parts are given, and what they give, is multiplied by it."""
+
+    mixer_input: float = 1.0
+    mixer_output: float = 1.0
+    beside_input: float = 1.0
+    beside_output: float = 1.0
+    feed_forward_output: float = 1.0
+
+
+@dataclass(frozen=True)
 class BlockSpec:
     """One layer: a mixer, a feed-forward or both, each added to the residual stream."""
 
@@ -111,11 +122,14 @@ class BlockSpec:
     """The residual stream behind the layer is multiplied by a learned number."""
     feed_forward_norms: NormPlan | None = None
     """The norms of the feed-forward if they are not those of attention."""
+    beside: MixerSpec | None = None
+    """A second mixer, of the same input; what both give is added. One has pages, the other a state."""
+    multipliers: Multipliers = Multipliers()
 
     @property
-    def cached(self) -> Cached | None:
-        """What the layer caches; None without a mixer."""
-        return None if self.mixer is None else self.mixer.cached
+    def mixers(self) -> tuple[MixerSpec, ...]:
+        """None, one or two."""
+        return tuple(mixer for mixer in (self.mixer, self.beside) if mixer is not None)
 
 
 @dataclass(frozen=True)
@@ -180,7 +194,12 @@ class ModelSpec:
             raise ValueError(
                 "all layers share one pool of pages: the most kv heads must be a multiple of every layer's"
             )
-        if len({block.cached for block in self.blocks if isinstance(block.cached, State)}) > 1:
+        if any(
+            len({isinstance(mixer.cached, State) for mixer in block.mixers}) < len(block.mixers)
+            for block in self.blocks
+        ):
+            raise ValueError("of two mixers of a layer, one must have pages and the other a state")
+        if len({cached for mixer in self.mixers if isinstance(cached := mixer.cached, State)}) > 1:
             raise ValueError("all layers share one pool of slots: their states must have the same arrays")
         if len({cached.vectors for cached in self._in_pages}) > 1:
             raise ValueError("all layers share one pool of pages: either keys and values, or latents")
@@ -192,8 +211,8 @@ class ModelSpec:
 
     @property
     def mixers(self) -> tuple[MixerSpec, ...]:
-        """Those of the layers that have one, in order."""
-        return tuple(block.mixer for block in self.blocks if block.mixer is not None)
+        """Those of all layers, in order."""
+        return tuple(mixer for block in self.blocks for mixer in block.mixers)
 
     @property
     def num_kv_heads(self) -> int:
@@ -212,7 +231,7 @@ class ModelSpec:
 
     @property
     def _in_pages(self) -> list[InPages]:
-        every = (block.cached for block in self.blocks)
+        every = (mixer.cached for mixer in self.mixers)
         own = [cached for cached in every if isinstance(cached, KeysAndValues | Latents)]
         return [*self.head.pages, *own] if isinstance(self.head, AssistantSpec) else own
 
@@ -238,8 +257,8 @@ class ModelSpec:
         return next((extras for mixer in self.mixers if (extras := mixer.extras)), None)
 
     def mixer_scratch(self, devices: int) -> int:
-        """The most ``scratch`` of any mixer."""
-        return max(mixer.scratch(self.head_dim, devices) for mixer in self.mixers)
+        """The most ``scratch`` of any layer's mixers."""
+        return max(sum(mixer.scratch(self.head_dim, devices) for mixer in block.mixers) for block in self.blocks)
 
     def feed_forward_scratch(self, devices: int) -> int:
         """The most ``scratch`` of any feed-forward."""

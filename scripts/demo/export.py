@@ -9,7 +9,8 @@ from flax import nnx
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from engine.models.decoder import Decoder, DecoderLayer
+from engine.models.decoder import Decoder
+from engine.models.decoder_layer import DecoderLayer
 from engine.models.layers.feed_forward import GatedMLP, GatedSpec
 from engine.models.layers.norm import RMSNorm
 from engine.models.layers.self_attention import SelfAttention, self_attention

@@ -7,7 +7,7 @@ norm. What comes behind a sum over devices, such as a norm of it, would need an 
 from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.partition import Partition
-from engine.models.spec import BlockSpec, NormPlan
+from engine.models.spec import BlockSpec, Multipliers, NormPlan
 
 MOST_DEVICES = 8
 """On sixteen chips (v5e:4x4, v6e:4x4) XLA has no reduce-scatter: it reduces all of the parts on each."""
@@ -33,4 +33,6 @@ def _is_plain(block: BlockSpec) -> bool:
         and block.norms is NormPlan.BEFORE
         and block.feed_forward_norms in (None, NormPlan.BEFORE)
         and not block.is_parallel
+        and block.beside is None
+        and block.multipliers == Multipliers()
     )

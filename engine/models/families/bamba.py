@@ -15,6 +15,13 @@ BIASES = {
 }
 
 
+TENSORS = {
+    "norm.scale": tensors("model.final_layernorm.weight"),
+    "mlp_norm.scale": tensors(f"{LAYER}pre_ff_layernorm.weight"),
+    **gated("mlp", "feed_forward"),
+}
+
+
 class BambaFields(GraniteHybridFields):
     """The family's own key; the others, of Mamba-2, are Granite's."""
 
@@ -47,9 +54,5 @@ FAMILY = Family(
         "eos_token_id": 2,
     },
     fixed={"use_sliding_window": False, "layer_types": None, "partial_rotary_factor": 0.5},
-    tensors={
-        "norm.scale": tensors("model.final_layernorm.weight"),
-        "mlp_norm.scale": tensors(f"{LAYER}pre_ff_layernorm.weight"),
-        **gated("mlp", "feed_forward"),
-    },
+    tensors=TENSORS,
 )

@@ -45,11 +45,16 @@ class GraniteHybridFields(GraniteMoeFields):
     time_step_limit: tuple[float, float | WrittenFloat] | None = None
 
     @property
+    def mamba_width(self) -> int:
+        """The numbers of all heads of Mamba-2 together."""
+        return self.mamba_expand * self.hidden_size
+
+    @property
     def mamba(self) -> Mamba2Spec:
         """The mixer of linear layers. Raises UnsupportedError."""
-        heads, groups, wide = self.mamba_n_heads, self.mamba_n_groups, self.mamba_expand * self.hidden_size
+        heads, groups, wide = self.mamba_n_heads, self.mamba_n_groups, self.mamba_width
         size = wide // heads if self.mamba_d_head == "auto" else self.mamba_d_head
-        require(heads * size == wide, f"mamba_n_heads {heads} of {size} are not mamba_expand * hidden_size {wide}")
+        require(heads * size == wide, f"mamba_n_heads {heads} of {size} are not the {wide} numbers of Mamba-2")
         require(heads % groups == 0, f"mamba_n_groups {groups} does not divide mamba_n_heads {heads}")
         require(self.mamba_d_conv > 1, "mamba_d_conv 1 is not supported")
         least, most = self.time_step_limit or (0.0, math.inf)
@@ -60,6 +65,7 @@ class GraniteHybridFields(GraniteMoeFields):
             self.mamba_d_state,
             self.mamba_d_conv,
             self.mamba_conv_bias,
+            self.mamba_proj_bias,
             self.mamba_proj_bias,
             least,
             math.inf if isinstance(most, WrittenFloat) else most,

@@ -79,6 +79,7 @@ class NemotronHFields(SigmoidMoeFields):
             self.conv_kernel,
             self.use_conv_bias,
             self.use_bias,
+            self.use_bias,
             self.time_step_min,
             prefix=MIXER,
             activation=_activation("mamba_hidden_act", self.mamba_hidden_act),

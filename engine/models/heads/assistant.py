@@ -20,7 +20,8 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from engine.models.decoder import Decoder, DecoderLayer, without_padding
+from engine.models.decoder import Decoder, without_padding
+from engine.models.decoder_layer import DecoderLayer
 from engine.models.head_specs import AssistantSpec, Clusters
 from engine.models.heads.draft_vocabulary import DraftVocabulary
 from engine.models.layers.norm import RMSNorm
@@ -77,11 +78,11 @@ class Assistant(nnx.Module):
         """
         embedded = look_up(shared[0], token_ids, None, self.partition.axis)
         embedded = (embedded * jnp.asarray(self._multiplier, embedded.dtype)).astype(features.dtype)
-        x, caches = linear(jnp.concatenate([embedded, features], axis=-1), self.joint, None, None), list(caches)
-        for layer, (array, place) in zip(self.layers, places, strict=True):
-            caches[array], x = layer(x, caches[array], place, step)
+        x, written = linear(jnp.concatenate([embedded, features], axis=-1), self.joint, None, None), list(caches)
+        for layer, place in zip(self.layers, places, strict=True):
+            written, x = layer(x, written, [place], step)
         hidden = self.norm(x)
-        return caches, hidden, linear(hidden, self.feature, None, None)
+        return written, hidden, linear(hidden, self.feature, None, None)
 
     def rotations(self, positions: Array, longest: int | None = None) -> tuple[Rotation, ...]:
         """As those of a Decoder."""

@@ -81,7 +81,7 @@ def _assistant(fields: _AssistantFields, model: ModelSpec, name: str) -> ModelSp
         require_one_of("layer_types", layer_type, tuple(last))
     sources = [last[layer_type] for layer_type in types]
     plain = gemma4_layers(text, sources)
-    pages = tuple(cached for block in model.blocks if isinstance(cached := block.cached, KeysAndValues))
+    pages = tuple(cached for mixer in model.mixers if isinstance(cached := mixer.cached, KeysAndValues))
     most = max(cached.kv_heads for cached in pages)
     require(
         text.num_attention_heads % most == 0,

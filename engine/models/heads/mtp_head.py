@@ -18,8 +18,9 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from engine.models.decoder import Decoder, DecoderLayer
+from engine.models.decoder import Decoder
 from engine.models.decoder import logits as to_logits
+from engine.models.decoder_layer import DecoderLayer
 from engine.models.head_specs import MTPHeadSpec
 from engine.models.heads.mtp_layer import NORMS
 from engine.models.layers.norm import RMSNorm
@@ -77,9 +78,9 @@ class MTPHead(nnx.Module):
         if not self.spec.reads_first:
             embedded = jnp.where((positions == 1)[..., None], np.array(0, features.dtype), embedded)
         joined = jnp.concatenate([self.embedding_norm(embedded), self.feature_norm(features)], axis=-1)
-        (cache,) = caches
-        cache, hidden = self.layers[0](linear(joined, self.joint, None, None), cache, Place(0, None), step)
-        return [cache], self.norm(hidden) if self.spec.chains_normed else hidden
+        places = [(0, Place(0, None))]
+        written, hidden = self.layers[0](linear(joined, self.joint, None, None), caches, places, step)
+        return written, self.norm(hidden) if self.spec.chains_normed else hidden
 
     def rotations(self, positions: Array, longest: int | None = None) -> tuple[Rotation, ...]:
         """As those of a Decoder."""

@@ -1,11 +1,11 @@
 """Which page table each layer reads, and where in a page its keys and values are, or its state."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from engine.models.layers.mixer import OfLayer, OfModel, State
+from engine.models.layers.mixer import Cached, OfLayer, OfModel, State
 from engine.models.spec import BlockSpec
 
 MOST_GROUPS = 8
@@ -15,7 +15,7 @@ WINDOWS_SHARE = 1 / 8
 
 
 class CachePlace(NamedTuple):
-    """Where a layer finds its keys and values, or its state."""
+    """Where a layer's mixer finds its keys and values, or its state."""
 
     group: int
     """Its page table; 0 for a state."""
@@ -25,21 +25,25 @@ class CachePlace(NamedTuple):
 
 
 NO_PLACE = CachePlace(0, 0)
-"""Of a layer without a mixer, or one that reads another model's."""
+"""Of a layer that reads another model's."""
 
 
 @dataclass(frozen=True)
 class CacheLayout:
     """The layers of a model in groups of ``num_layers``, each with a page table of its own."""
 
-    places: tuple[CachePlace, ...]
-    """Of each layer of the model."""
+    places: tuple[tuple[CachePlace, ...], ...]
+    """Of each layer of the model, one for each of its mixers."""
     windows: tuple[int | None, ...]
     """By group, the tokens that its layers see; None is all."""
     num_layers: int
     """Layers that a page holds. Groups with fewer leave the rest of their pages empty."""
     states: tuple[State, ...]
     """Of each layer that has one."""
+
+    def in_pages(self, layer: int) -> CachePlace:
+        """Where a layer finds its keys and values."""
+        return next(place for place in self.places[layer] if not place.is_state)
 
     def array(self, place: CachePlace, *, stacked: bool) -> int:
         """The number of a layer's cache: pages come first, then states.
@@ -60,36 +64,43 @@ def cache_layout(blocks: tuple[BlockSpec, ...], *, keeps_all: bool = False) -> C
     kinds: dict[int | None, list[int]] = {}
     for layer, window in _windows(blocks).items():
         kinds.setdefault(None if keeps_all else window, []).append(layer)
-    states = {layer: cached for layer, block in enumerate(blocks) if isinstance(cached := block.cached, State)}
+    states = {layer: cached for layer, cached in _each(blocks) if isinstance(cached, State)}
     ordered = sorted(kinds, key=lambda window: -(window or 2**62))
     size = _group_size({window: len(layers) for window, layers in kinds.items()})
-    places = {layer: CachePlace(0, number, is_state=True) for number, layer in enumerate(states)}
+    of_states = {layer: CachePlace(0, number, is_state=True) for number, layer in enumerate(states)}
+    in_pages: dict[int, CachePlace] = {}
     windows: list[int | None] = []
     for window in ordered:
         for number, layer in enumerate(kinds[window]):
-            places[layer] = CachePlace(len(windows) + number // size, number % size)
+            in_pages[layer] = CachePlace(len(windows) + number // size, number % size)
         windows += [window] * -(-len(kinds[window]) // size)
-    sources = [_source(blocks, layer) for layer in range(len(blocks))]
-    return CacheLayout(
-        tuple(places.get(source, NO_PLACE) for source in sources), tuple(windows), size, tuple(states.values())
-    )
+    places: list[list[CachePlace]] = [[] for _ in blocks]
+    for layer, cached in _each(blocks):
+        in_page = in_pages.get(_source(layer, cached), NO_PLACE)
+        places[layer].append(of_states[layer] if isinstance(cached, State) else in_page)
+    return CacheLayout(tuple(map(tuple, places)), tuple(windows), size, tuple(states.values()))
+
+
+def _each(blocks: Sequence[BlockSpec]) -> Iterator[tuple[int, Cached]]:
+    """What each mixer caches, with its layer."""
+    for layer, block in enumerate(blocks):
+        for mixer in block.mixers:
+            yield layer, mixer.cached
 
 
 def _windows(blocks: Sequence[BlockSpec]) -> dict[int, int | None]:
     """By layer that has keys and values, how many of them are read: by itself, or by another."""
     windows: dict[int, int | None] = {}
-    for layer, block in enumerate(blocks):
-        cached, source = block.cached, _source(blocks, layer)
-        if cached is None or isinstance(cached, OfModel | State):
+    for layer, cached in _each(blocks):
+        if isinstance(cached, OfModel | State):
             continue
-        window = cached.reach
+        source, window = _source(layer, cached), cached.reach
         before = windows.get(source, 0)
         windows[source] = None if before is None or window is None else max(before, window)
     return windows
 
 
-def _source(blocks: Sequence[BlockSpec], layer: int) -> int:
-    cached = blocks[layer].cached
+def _source(layer: int, cached: Cached) -> int:
     return cached.layer if isinstance(cached, OfLayer) else layer
 
 

@@ -9,6 +9,7 @@ from flax import nnx
 from jax import Array
 
 from engine.models.layers.activation import Activation
+from engine.models.layers.row_operations import scaled
 from engine.models.linear import linear
 from engine.models.step_context import StepContext
 from engine.models.weights.factory import Axes, ParameterFactory
@@ -26,6 +27,8 @@ class GatedSpec:
     """Else it is ``down(activation(up(x)))`` (Nemotron-H)."""
     xielu: bool = False
     """The activation, which has no gate then, is xIELU, with numbers of the layer's own (Apertus)."""
+    gate_scale: float = 1.0
+    """The gate is multiplied by it (Falcon-H1)."""
 
     def indivisible(self, devices: int) -> str | None:
         """See FeedForwardSpec."""
@@ -88,6 +91,7 @@ class GatedMLP(nnx.Module):
         self.down_kernel = make.kernel(f"{name}.down_kernel", ffn, hidden, stored("weight", "down"), last=True)
         self.down_bias = bias("down", hidden, stored("bias", "down"))
         self.activation, self.gated, self.axis = spec.activation, spec.gated, make.axis
+        self.gate_scale = spec.gate_scale
         self.xielu = XIELU(make, name, prefix) if spec.xielu else None
 
     def __call__(self, x: Array, step: StepContext) -> Array:
@@ -103,4 +107,8 @@ class GatedMLP(nnx.Module):
             return self.xielu(gate_up[..., 0, :])
         if not self.gated:
             return self.activation(gate_up[..., 0, :])
+        if self.gate_scale != 1.0:
+            gate_up = scaled(
+                gate_up, np.array([self.gate_scale, 1.0], np.float32).reshape((1,) * (x.ndim - 1) + (2, 1))
+            )
         return step.rows.gated(gate_up, self.activation)

@@ -1,6 +1,7 @@
-"""A Mamba-2 layer (Dao and Gu 2024), as Granite 4 and Nemotron-H have it."""
+"""A Mamba-2 layer (Dao and Gu 2024), as Granite 4, Nemotron-H and Falcon-H1 have it."""
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,20 @@ from caching.state.state_space import StateSpace, StateSpaceInputs
 from engine.models.layers.activation import Activation
 from engine.models.layers.mixer import State
 from engine.models.layers.recurrent import FLOAT32, minus_exp, slots_of
+from engine.models.layers.row_operations import scaled
 from engine.models.linear import linear
 from engine.models.partition import Partition
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.parameters import LAYER, TensorRule, tensors
+
+
+class GatedNorm(Enum):
+    """Where the RMSNorm of what a group read is: behind its gates, before them, or nowhere."""
+
+    BEHIND = auto()
+    BEFORE = auto()
+    NONE = auto()
 
 
 @dataclass(frozen=True)
@@ -34,7 +44,9 @@ class Mamba2Spec:
     """Tokens that the convolution of x, b and c sees."""
     convolution_bias: bool = True
     bias: bool = False
-    """The first and the last product have biases."""
+    """The first product has a bias."""
+    output_bias: bool = False
+    """The last one has."""
     least_dt: float = 0.0
     most_dt: float = float("inf")
     """A token's time is clamped between the two."""
@@ -42,6 +54,9 @@ class Mamba2Spec:
     """Of its tensors."""
     activation: Activation = Activation.SILU
     """Behind the convolution."""
+    norm: GatedNorm = GatedNorm.BEHIND
+    scales: tuple[float, ...] = ()
+    """What the gates, x, b, c and times of the first product are multiplied by, if by anything."""
 
     @property
     def cached(self) -> State:
@@ -127,9 +142,10 @@ class Mamba2(nnx.Module):
         self.rate = rows("rate", "group", tensors(f"{spec.prefix}A_log", transform=minus_exp), each)
         self.dt_bias = rows("dt_bias", "group", rule("dt_bias"), each)
         self.skip = rows("skip", "group", rule("D"), each)
-        self.norm = rows("norm.scale", "columns", rule("norm.weight"), wide)
+        has_norm = spec.norm is not GatedNorm.NONE
+        self.norm = rows("norm.scale", "columns", rule("norm.weight"), wide) if has_norm else None
         self.out_kernel = make.kernel("mamba.out_kernel", heads, hidden, rule("out_proj.weight"), last=True)
-        self.out_bias = make.bias("mamba.out_bias", hidden, rule("out_proj.bias")) if spec.bias else None
+        self.out_bias = make.bias("mamba.out_bias", hidden, rule("out_proj.bias")) if spec.output_bias else None
         self.spec, self.axis, self.devices, self.eps = spec, make.axis, make.devices, partition.model.rms_norm_eps
         self.is_spread = replicas > 1
 
@@ -137,6 +153,8 @@ class Mamba2(nnx.Module):
         slots = slots_of(x, cache, place, step, self.spec.cached, self.devices)
         flat = x.reshape(-1, x.shape[-1])
         parts = linear(flat, self.in_kernel, self.in_bias, step.adapters)
+        if self.spec.scales:
+            parts = scaled(parts, np.repeat(np.array(self.spec.scales, np.float32), self.parts)[None, None])
         gate, mixed, dt = jnp.split(parts, np.cumsum([self.parts[0], sum(self.parts[1:4])]), axis=-1)
         weights = self.convolution[...].reshape(self.spec.taps, -1)
         bias = None if self.convolution_bias is None else self.convolution_bias[...].reshape(-1)
@@ -144,8 +162,8 @@ class Mamba2(nnx.Module):
         inputs = self._inputs(self.spec.activation(convolved).astype(x.dtype).reshape(mixed.shape), dt)
         stored, read = scan_rows(StateSpace(), slots.table, slots.stored, inputs)
         skipped = inputs.x.astype(jnp.float32) * self.skip[...][None, ..., None]
-        normed = self._normed(read.reshape(gate.shape) + skipped.reshape(gate.shape), gate).astype(x.dtype)
-        out = linear(normed.reshape(*x.shape[:-1], -1), self.out_kernel, self.out_bias, step.adapters, self.axis)
+        gated = self._gated(read.reshape(gate.shape) + skipped.reshape(gate.shape), gate).astype(x.dtype)
+        out = linear(gated.reshape(*x.shape[:-1], -1), self.out_kernel, self.out_bias, step.adapters, self.axis)
         return None if cache is None else slots._replace(windows=windows, stored=stored).cache, out
 
     def _inputs(self, mixed: Array, dt: Array) -> StateSpaceInputs:
@@ -155,10 +173,17 @@ class Mamba2(nnx.Module):
         time = jnp.clip(time, np.float32(self.spec.least_dt), np.float32(self.spec.most_dt))
         return StateSpaceInputs(x.reshape(*dt.shape, -1), b, c, time, self.rate[...][None] * time)
 
-    def _normed(self, x: Array, gate: Array) -> Array:
-        """f32[T, groups, columns], gated, and then each group normed."""
-        wide = x * jax.nn.silu(gate.astype(jnp.float32))
-        mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    def _gated(self, x: Array, gate: Array) -> Array:
+        """f32[T, groups, columns], gated, and each group normed."""
+        gates = jax.nn.silu(gate.astype(jnp.float32))
+        if self.norm is None:
+            return x * gates
+        if self.spec.norm is GatedNorm.BEFORE:
+            return self._normed(x, self.norm[...]) * gates
+        return self._normed(x * gates, self.norm[...])
+
+    def _normed(self, x: Array, scale: Array) -> Array:
+        mean = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
         if self.is_spread and self.axis is not None:
             mean = jax.lax.pmean(mean, self.axis)
-        return wide * jax.lax.rsqrt(mean + self.eps) * self.norm[...][None]
+        return x * jax.lax.rsqrt(mean + self.eps) * scale[None]

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from engine.models.layers.activation import Activation
 
@@ -41,10 +42,17 @@ class XLARows:
 
     def added(self, x: Array, y: Array, scale: float) -> Array:
         """See RowOperations."""
-        return x + (y if scale == 1.0 else (y.astype(jnp.float32) * np.float32(scale)).astype(y.dtype))
+        return x + scaled(y, scale)
 
 
 XLA_ROWS = XLARows()
+
+
+def scaled(x: Array, factor: float | NDArray[np.float32]) -> Array:
+    """x by a factor, or by those of an array of as many axes, in float32; the result has x's dtype."""
+    if isinstance(factor, float) and factor == 1.0:
+        return x
+    return (x.astype(jnp.float32) * np.float32(factor)).astype(x.dtype)
 
 
 def norm_factor(wide: Array, eps: float) -> Array:

@@ -43,7 +43,7 @@ class AssistantPass(FedHead[Assistant]):
         self._kernel = backend.attention
         layout = cache_layout(model.partition.model.blocks)
         sources = (self_attention(block).kv_source for block in assistant.partition.model.blocks)
-        self._read = [layout.places[source] for source in sources if source is not None]
+        self._read = [layout.in_pages(source) for source in sources if source is not None]
         self._arrays = [layout.array(place, stacked=pool.stacked) for place in self._read]
         self._stacked = pool.stacked
 

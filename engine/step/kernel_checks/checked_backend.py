@@ -59,7 +59,7 @@ def trial_of(
 ) -> Trial:
     """What a device's part of a model asks of a backend's kernel, and a ``reader`` of its pages."""
     model = partition.model
-    mixers = [block.mixer for block in model.blocks if isinstance(block.mixer, SelfAttentionSpec)]
+    mixers = [mixer for mixer in model.mixers if isinstance(mixer, SelfAttentionSpec)]
     num_heads = max((mixer.num_heads for mixer in mixers), default=0)
     sinks = any(mixer.sinks for mixer in mixers)
     heads = Heads(num_heads // partition.devices, partition.kv_heads_each, model.head_dim, dtype, sinks)
