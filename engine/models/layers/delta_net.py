@@ -1,6 +1,7 @@
 """A gated delta net (Yang et al. 2024): a state of keys and values, as Qwen3-Next has it."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from engine.models.adapters.adapted import AdapterRows
 from engine.models.layers.activation import Activation
 from engine.models.layers.mixer import State
 from engine.models.layers.recurrent import FLOAT32, minus_exp, slots_of
+from engine.models.layers.row_operations import norm_factor
 from engine.models.linear import linear
 from engine.models.partition import Partition
 from engine.models.step_context import LayerCache, Place, StepContext
@@ -37,6 +39,8 @@ class DeltaNetSpec:
     """Tokens that the convolution of queries, keys and values sees."""
     activation: Activation = Activation.SILU
     """Behind the convolution."""
+    rotated: ClassVar[None] = None
+    extras: ClassVar[None] = None
 
     @property
     def group(self) -> int:
@@ -66,14 +70,6 @@ class DeltaNetSpec:
         gate = StateArray((self.value_heads,), FLOAT32)
         of_token = StateArray((channels,)), q, q, v, gate, gate  # behind the first as DeltaInputs
         return State((window, StateArray((self.value_heads, self.key_dim, self.value_dim), FLOAT32)), of_token)
-
-    @property
-    def rotated(self) -> None:
-        """See MixerSpec."""
-
-    @property
-    def extras(self) -> None:
-        """See MixerSpec."""
 
     def flops(self, tokens: int, devices: int) -> int:  # noqa: ARG002
         """See MixerSpec."""
@@ -151,5 +147,4 @@ class DeltaNet(nnx.Module):
 
     def _normed(self, x: Array, gate: Array) -> Array:
         """f32[T, value_heads, value_dim], each head normed, and then gated."""
-        wide = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
-        return wide * self.norm[...][None, None] * jax.nn.silu(gate.astype(jnp.float32))
+        return x * norm_factor(x, self.eps) * self.norm[...][None, None] * jax.nn.silu(gate.astype(jnp.float32))

@@ -5,6 +5,7 @@ all heads share, is rotated. Each device has all latents and its own heads.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -50,6 +51,7 @@ class LatentAttentionSpec:
     """The projections to latents and the last one have biases."""
     first: int = 0
     """As in AttentionSpec."""
+    extras: ClassVar[None] = None
 
     @property
     def cached(self) -> Latents:
@@ -60,10 +62,6 @@ class LatentAttentionSpec:
     def rotated(self) -> tuple[RopeSpec, int]:
         """See MixerSpec."""
         return self.rope, self.qk_rope_head_dim
-
-    @property
-    def extras(self) -> None:
-        """See MixerSpec."""
 
     def flops(self, tokens: int, devices: int) -> int:
         """See MixerSpec. A decoding token's, which scores the latents themselves."""

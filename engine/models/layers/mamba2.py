@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +58,8 @@ class Mamba2Spec:
     norm: GatedNorm = GatedNorm.BEHIND
     scales: tuple[float, ...] = ()
     """What the gates, x, b, c and times of the first product are multiplied by, if by anything."""
+    rotated: ClassVar[None] = None
+    extras: ClassVar[None] = None
 
     @property
     def cached(self) -> State:
@@ -68,14 +71,6 @@ class Mamba2Spec:
         of_token = mixed, x, of_group, of_group, time, time  # behind the first as StateSpaceInputs
         state = StateArray((self.heads, self.head_dim, self.state_size), FLOAT32)
         return State((mixed.repeated(self.taps - 1), state), of_token)
-
-    @property
-    def rotated(self) -> None:
-        """See MixerSpec."""
-
-    @property
-    def extras(self) -> None:
-        """See MixerSpec."""
 
     def flops(self, tokens: int, devices: int) -> int:  # noqa: ARG002
         """See MixerSpec."""

@@ -10,6 +10,7 @@ from jax import Array
 from caching.attention.spec import AttentionInputs, AttentionSpec
 from engine.models.layers.mixer import Cached, KeysAndValues, OfLayer, OfModel
 from engine.models.layers.norm import RMSNorm
+from engine.models.layers.row_operations import norm_factor
 from engine.models.linear import linear
 from engine.models.partition import Partition
 from engine.models.rope import half_split, rotate
@@ -233,7 +234,7 @@ class JointNorm(nnx.Module):
 
     def _normed(self, x: Array, scale: Array) -> Array:
         wide = x.astype(jnp.float32)
-        mean = _mean_square(wide, tuple(range(-scale.ndim, 0)))
+        mean = jnp.mean(jnp.square(wide), axis=tuple(range(-scale.ndim, 0)), keepdims=True)
         if self.axis is not None:
             mean = jax.lax.pmean(mean, self.axis)
         wide = wide * jax.lax.rsqrt(mean + self.eps)
@@ -243,11 +244,7 @@ class JointNorm(nnx.Module):
 def _of_unit_length(x: Array, eps: float) -> Array:
     """An RMSNorm without scales."""
     wide = x.astype(jnp.float32)
-    return (wide * jax.lax.rsqrt(_mean_square(wide, (-1,)) + eps)).astype(x.dtype)
-
-
-def _mean_square(x: Array, axes: tuple[int, ...]) -> Array:
-    return jnp.mean(jnp.square(x), axis=axes, keepdims=True)
+    return (wide * norm_factor(wide, eps)).astype(x.dtype)
 
 
 def _norm_rule(*parts: str) -> TensorRule:

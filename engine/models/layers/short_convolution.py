@@ -1,6 +1,7 @@
 """A gated short convolution, the mixer of most layers of LFM2 (Liquid AI 2025)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
@@ -28,20 +29,14 @@ class ShortConvolutionSpec:
     """Tokens that the convolution sees."""
     bias: bool = False
     """Of both products and of the convolution."""
+    rotated: ClassVar[None] = None
+    extras: ClassVar[None] = None
 
     @property
     def cached(self) -> State:
         """See MixerSpec."""
         gated = StateArray((self.channels,))
         return State((gated.repeated(self.taps - 1),), (gated,))
-
-    @property
-    def rotated(self) -> None:
-        """See MixerSpec."""
-
-    @property
-    def extras(self) -> None:
-        """See MixerSpec."""
 
     def flops(self, tokens: int, devices: int) -> int:  # noqa: ARG002
         """See MixerSpec."""
