@@ -15,6 +15,7 @@ from engine.models.decoder import Decoder
 from engine.models.heads.assistant import Assistant
 from engine.models.layers.cache_layout import cache_layout
 from engine.models.layers.self_attention import self_attention
+from engine.models.rope import rotations
 from engine.models.step_context import LayerCache, Place, StepContext
 
 
@@ -52,7 +53,7 @@ def chained(decoder: Decoder, assistant: Assistant, text: Array) -> Array:
         place = layout.in_pages(source)
         places.append((layout.array(place, stacked=False), Place(place.group, None)))
     step, tokens, features = (
-        StepContext(assistant.rotations(positions), EarlierKeys()),
+        StepContext(rotations(assistant.partition.model, positions), EarlierKeys()),
         text[None],
         jnp.roll(hidden, 1, axis=1),
     )

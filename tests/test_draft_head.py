@@ -29,6 +29,7 @@ from engine.models.heads.head_config import read_head
 from engine.models.heads.mtp_layer import mtp_head
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
+from engine.models.rope import rotations
 from engine.models.step_context import StepContext
 from engine.models.weights.sources.checkpoint import open_checkpoint
 from engine.models.weights.sources.tensor_source import Arrays
@@ -84,7 +85,7 @@ def test_a_head_drafts_what_torch_does(name, tmp_path):
 
     @jax.jit
     def drafts_of(text):
-        steps = [StepContext(of.rotations(positions), DenseAttention()) for of in (decoder, head)]
+        steps = [StepContext(rotations(of.partition.model, positions), DenseAttention()) for of in (decoder, head)]
         caches = [None] * decoder.partition.model.num_layers
         _, normed, taps = decoder.tapped(text, caches, steps[0], partition.model.head.taps)
         features, shared = jnp.roll(head.features(normed, taps), 1, axis=1), head.shared(decoder)

@@ -40,6 +40,7 @@ from engine.live.weight_source import WeightArrays
 from engine.models.heads.assistant_config import read_assistant
 from engine.models.heads.mtp_layer import mtp_head
 from engine.models.partition import split
+from engine.models.rope import rotations
 from engine.models.step_context import StepContext
 from engine.models.weights.sources.checkpoint import open_checkpoint
 from engine.models.weights.sources.tensor_source import Arrays
@@ -269,7 +270,8 @@ def chained(decoder, head, text):
     if some router is at a near-tie before."""
     rows, positions = jnp.arange(WIDTH), jnp.broadcast_to(jnp.arange(WIDTH, dtype=jnp.int32), (WIDTH, WIDTH))
     steps = [
-        StepContext(each.rotations(at), DenseAttention()) for each, at in ((decoder, positions[:1]), (head, positions))
+        StepContext(rotations(each.partition.model, at), DenseAttention())
+        for each, at in ((decoder, positions[:1]), (head, positions))
     ]
     with routes() as of_model:
         _, normed = decoder(text[None], [None] * decoder.partition.model.num_layers, steps[0])

@@ -27,7 +27,6 @@ from engine.models.heads.draft_vocabulary import DraftVocabulary
 from engine.models.layers.norm import RMSNorm
 from engine.models.linear import linear, look_up, table_logits
 from engine.models.partition import Partition
-from engine.models.rope import Rotation, rotations
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.forms import Weight
@@ -83,10 +82,6 @@ class Assistant(nnx.Module):
             written, x = layer(x, written, [place], step)
         hidden = self.norm(x)
         return written, hidden, linear(hidden, self.feature, None, None)
-
-    def rotations(self, positions: Array, longest: int | None = None) -> tuple[Rotation, ...]:
-        """As those of a Decoder."""
-        return rotations(self.partition.model, positions, longest)
 
     def logits(self, hidden: Array, shared: Sequence[nnx.Param[Weight]]) -> Array:  # noqa: ARG002 - as of an MTPHead
         """f[rows, hidden] -> f32[rows, part] of all tokens, on each device its part; by number if there

@@ -21,7 +21,6 @@ from engine.models.heads.draft_vocabulary import DraftVocabulary
 from engine.models.layers.norm import RMSNorm
 from engine.models.linear import linear, look_up, table_logits
 from engine.models.partition import Partition
-from engine.models.rope import Rotation, rotations
 from engine.models.spec import BlockSpec
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory
@@ -111,10 +110,6 @@ class EagleHead(nnx.Module):
         (cache,) = caches
         cache, hidden = self.layers[0](embedded.astype(features.dtype), features, cache, step)
         return [cache], hidden
-
-    def rotations(self, positions: Array, longest: int | None = None) -> tuple[Rotation, ...]:
-        """As those of a Decoder."""
-        return rotations(self.partition.model, positions, longest)
 
     def logits(self, hidden: Array, shared: Sequence[nnx.Param[Weight]]) -> Array:  # noqa: ARG002 - as of an MTPHead
         """f[rows, hidden] -> f32[rows, part] of the tokens that it drafts, on each device its part."""

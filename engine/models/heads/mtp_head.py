@@ -26,7 +26,6 @@ from engine.models.heads.mtp_layer import NORMS
 from engine.models.layers.norm import RMSNorm
 from engine.models.linear import linear, look_up
 from engine.models.partition import Partition
-from engine.models.rope import Rotation, rotations
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.forms import Weight
@@ -81,10 +80,6 @@ class MTPHead(nnx.Module):
         places = [(0, Place(0, None))]
         written, hidden = self.layers[0](linear(joined, self.joint, None, None), caches, places, step)
         return written, self.norm(hidden) if self.spec.chains_normed else hidden
-
-    def rotations(self, positions: Array, longest: int | None = None) -> tuple[Rotation, ...]:
-        """As those of a Decoder."""
-        return rotations(self.partition.model, positions, longest)
 
     def logits(self, hidden: Array, shared: Sequence[nnx.Param[Weight]]) -> Array:
         """f[rows, hidden] -> f32[rows, part of the vocabulary]."""

@@ -13,6 +13,7 @@ from engine.models.decoder import Decoder
 from engine.models.heads.assistant import Assistant
 from engine.models.layers.cache_layout import cache_layout
 from engine.models.layers.self_attention import self_attention
+from engine.models.rope import rotations
 from engine.models.step_context import Place, StepContext
 from engine.step.backend import Backend
 from engine.step.drafts.draft_pass import Pages
@@ -74,9 +75,8 @@ class AssistantPass(FedHead[Assistant]):
         assistant, (*layers, kept) = self._with(weights), pages
         before = replace(table, kv_lens=jnp.maximum(table.kv_lens - 1, 0))
         attention = PagedAttention(before, self._kernel, self._num_pages)
-        step = StepContext(
-            assistant.rotations(positions, self._longest), attention, table.cu_q_lens[-1], rows=self._rows
-        )
+        turns = rotations(assistant.partition.model, positions, self._longest)
+        step = StepContext(turns, attention, table.cu_q_lens[-1], rows=self._rows)
         places = [Place(place.group, jnp.int32(place.layer) if self._stacked else None) for place in self._read]
         found, shared = list(zip(self._arrays, places, strict=True)), self._shared(weights)
         read, hidden, features = assistant(token_ids, features, layers, found, step, shared)

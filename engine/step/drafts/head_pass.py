@@ -9,6 +9,7 @@ from caching.metadata import PagedAttentionCacheMetaData
 from engine.models.decoder import Decoder
 from engine.models.heads.eagle_head import EagleHead
 from engine.models.heads.mtp_head import MTPHead
+from engine.models.rope import rotations
 from engine.models.step_context import StepContext
 from engine.step.backend import Backend
 from engine.step.drafts.draft_pass import Pages, of_group
@@ -53,6 +54,7 @@ class HeadPass(FedHead[EagleHead | MTPHead]):
         """See DraftPass."""
         head, (*layers, kept) = self._with(weights), pages
         attention = PagedAttention(of_group(table, self._group), self._kernel, self._num_pages)
-        step = StepContext(head.rotations(positions, self._longest), attention, table.cu_q_lens[-1], rows=self._rows)
+        turns = rotations(head.partition.model, positions, self._longest)
+        step = StepContext(turns, attention, table.cu_q_lens[-1], rows=self._rows)
         written, hidden = head(token_ids, positions, features, layers, step, self._shared(weights))
         return cast(Pages, (*written, kept)), hidden, hidden
