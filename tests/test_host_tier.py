@@ -24,10 +24,11 @@ from engine.hosts.other_processes import OtherProcesses
 from engine.models.decoder import Decoder
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
+from engine.scheduling.host_cache.copies import Copies
 from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend_choice import xla_backend
-from engine.step.commands import Leave, MakeCopies, decode_command, encode
+from engine.step.commands import Leave, decode_command, encode
 from engine.step.compilation import num_compilations
 from engine.step.executor import StepExecutor
 from engine.step.host_cache import host_slots
@@ -145,7 +146,7 @@ def test_another_process_keeps_no_copies_that_have_arrived(manager):
 
     execute_commands(follower, lambda: decode_command(next(heard)))
 
-    copies = [command for command in map(decode_command, frames) if isinstance(command, MakeCopies)]
+    copies = [command for command in map(decode_command, frames) if isinstance(command, Copies)]
     [pages] = follower.host.kinds
     assert len(copies) > 20 and len(pages.storing) + len(pages.fetching) <= 4
 
@@ -155,11 +156,11 @@ def test_what_is_placed_and_evicted_at_once_is_stored_from_its_place(manager):
     kinds = HostMemory(manager.copier, manager.copied, manager.mesh)
     cache = jax.tree.map(lambda leaf: jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape), manager.new_cache())
     before = np.asarray(jax.tree.leaves(cache)[0])
-    cache = kinds.copy(cache, MakeCopies([(3, 0)], [], [], of_states=False))
-    cache = kinds.copy(cache, MakeCopies([], [], [0], of_states=False))
-    cache = kinds.copy(cache, MakeCopies([(5, 1)], [[5]], [1], of_states=False))
+    cache = kinds.copy(cache, Copies([(3, 0)], [], [], of_states=False))
+    cache = kinds.copy(cache, Copies([], [], [0], of_states=False))
+    cache = kinds.copy(cache, Copies([(5, 1)], [[5]], [1], of_states=False))
 
-    cache = kinds.copy(cache, MakeCopies([], [[7]], [], of_states=False))
+    cache = kinds.copy(cache, Copies([], [[7]], [], of_states=False))
 
     after = np.asarray(jax.tree.leaves(cache)[0])
     per_layer = manager.shapes.cache.num_pages

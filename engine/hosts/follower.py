@@ -7,6 +7,7 @@ from typing import assert_never
 import numpy as np
 
 from engine.errors import HostsError
+from engine.scheduling.host_cache.copies import Copies
 from engine.step.commands import (
     AllocateCache,
     Command,
@@ -16,7 +17,6 @@ from engine.step.commands import (
     ForgetLogits,
     Landed,
     Leave,
-    MakeCopies,
     MemoryCommand,
     RemoveAdapter,
     ResetState,
@@ -43,7 +43,7 @@ def execute_commands(executor: StepExecutor, hear: Callable[[], Command]) -> Non
             case Landed(token_ids=theirs):
                 check_alike(landed, np.asarray(in_flight.popleft().token_ids), theirs)
                 landed += 1
-            case MakeCopies():
+            case Copies():
                 executor.copy(command)
                 executor.drop_landed_copies()
             case RemoveAdapter():

@@ -10,6 +10,7 @@ import numpy as np
 from engine.sampling.logit_bias import LogitBias
 from engine.sampling.needs import Need
 from engine.sampling.penalties import Penalties
+from engine.scheduling.host_cache.copies import Copies
 
 
 class KeptRows(msgspec.Struct, frozen=True):
@@ -81,16 +82,6 @@ class ForgetLogits(msgspec.Struct, frozen=True, tag="forget logits"):
     number: int
 
 
-class MakeCopies(msgspec.Struct, frozen=True, tag="make copies"):
-    """``Copies`` of a plan (engine/scheduling/host_cache/copies.py), which every process makes of
-    its part."""
-
-    stores: list[tuple[int, int]]
-    places: list[list[int]]
-    fetches: list[int]
-    of_states: bool
-
-
 class RemoveAdapter(msgspec.Struct, frozen=True, tag="remove adapter"):
     """``StepExecutor.remove_adapter``."""
 
@@ -148,15 +139,7 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
 
 MemoryCommand = DropCache | AllocateCache | ResetState | DropWeights | WriteWeights | DiscardWeights
 Command = (
-    StepDescription
-    | SampleKept
-    | ForgetLogits
-    | MakeCopies
-    | RemoveAdapter
-    | WriteAdapter
-    | Landed
-    | MemoryCommand
-    | Leave
+    StepDescription | SampleKept | ForgetLogits | Copies | RemoveAdapter | WriteAdapter | Landed | MemoryCommand | Leave
 )
 
 

@@ -15,8 +15,9 @@ from engine.live.staging import StagedWeights
 from engine.live.weight_source import Rereadable
 from engine.models.weights.sources.tensor_source import TensorSource
 from engine.sampling.needs import Need
+from engine.scheduling.host_cache.copies import Copies
 from engine.speculation.history import PIECE_HEADER, History
-from engine.step.commands import MakeCopies, SampleKept, StepDescription
+from engine.step.commands import SampleKept, StepDescription
 from engine.step.execution_manager import ExecutionManager
 from engine.step.host_cache.host_slots import HostMemory
 from engine.step.inputs.slot_state import SlotState
@@ -118,11 +119,11 @@ class StepExecutor:
             self.host.clear()
         self._make_state()
 
-    def copy(self, command: MakeCopies) -> None:
+    def copy(self, copies: Copies) -> None:
         """Dispatch copies between the device and the host. Steps before read the pages as they
         were, steps after as they are then."""
         assert self._cache is not None and self.host is not None, "asleep, or without a tier"
-        self._cache = self.host.copy(self._cache, command)
+        self._cache = self.host.copy(self._cache, copies)
 
     def drop_landed_copies(self) -> None:
         """Free what copies that have arrived hold: in process 0 whoever counts them does that."""

@@ -13,7 +13,6 @@ from engine.hosts.other_processes import ALONE, OtherProcesses
 from engine.live.live_weights import LiveWeights
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import Rereadable, WeightSource
-from engine.scheduling.host_cache.copies import Copies
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.step.commands import (
     AllocateCache,
@@ -21,7 +20,6 @@ from engine.step.commands import (
     DropCache,
     DropWeights,
     Landed,
-    MakeCopies,
     RemoveAdapter,
     ResetState,
     WriteAdapter,
@@ -195,16 +193,12 @@ class eSurgeRunner:
         self._io.lose_state()
         self.gaps.rest()
 
-    def _copy(self, copies: Copies) -> None:
-        command = MakeCopies(copies.stores, copies.places, copies.fetches, copies.of_states)
-        self._tell(command)
-        self._executor.copy(command)
-
     def _dispatch(self, plan: NextIterationPlan) -> PendingStep:
         self.gaps.look()
         times = StepTimes()
         for copies in plan.copies:
-            self._copy(copies)
+            self._tell(copies)
+            self._executor.copy(copies)
         if not plan.num_rows:
             return PendingStep(plan, times=times)
         for uid, slot in plan.adapter_loads:

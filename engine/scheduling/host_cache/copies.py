@@ -1,11 +1,12 @@
 """What is copied between the device and the host with one plan."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Copies:
+class Copies(msgspec.Struct, frozen=True, tag="make copies"):
     """Pages, or states, that are copied between the device and the host (caching/host_tier.py).
+
+    A command of its own to a StepExecutor: every process makes them of its part.
 
     They come before the step: the device runs ``places``, then ``stores``, then the step. What has
     come can be evicted in the plan in which it is placed, and is then stored from its place. What

@@ -19,8 +19,8 @@ from caching.paged_attention_cache import PagedAttentionCache
 from engine.devices.device_errors import DeviceError, device_errors
 from engine.devices.mesh import DeviceMesh
 from engine.errors import ConfigurationError
+from engine.scheduling.host_cache.copies import Copies
 from engine.step.backend import CACHE
-from engine.step.commands import MakeCopies
 from engine.step.host_cache.host_budget import COPY_SIZES
 from engine.step.host_cache.page_copies import Contents, Copied
 
@@ -79,13 +79,13 @@ class HostSlots:
         self._slots: dict[int, Contents] = {}
         self._fetched: deque[list[Contents]] = deque()
 
-    def copy(self, cache: PagedAttentionCache, command: MakeCopies) -> PagedAttentionCache:
+    def copy(self, cache: PagedAttentionCache, copies: Copies) -> PagedAttentionCache:
         """Dispatch copies, in order; the cache with what has arrived. Waits for nothing."""
-        for pages in command.places:
+        for pages in copies.places:
             cache = self._place(cache, pages, self._fetched.popleft())
-        stored = self._store(cache, command.stores)
-        if command.fetches:
-            fetched = jax.device_put([self._slots[slot] for slot in command.fetches], self._on_device)
+        stored = self._store(cache, copies.stores)
+        if copies.fetches:
+            fetched = jax.device_put([self._slots[slot] for slot in copies.fetches], self._on_device)
             self.fetching.begin(fetched)
             self._fetched.append(fetched)
         if stored:
@@ -122,9 +122,9 @@ class HostMemory:
         self.kinds = [HostSlots(program, copied, mesh) for copied in kinds]
         """First that of pages."""
 
-    def copy(self, cache: PagedAttentionCache, command: MakeCopies) -> PagedAttentionCache:
+    def copy(self, cache: PagedAttentionCache, copies: Copies) -> PagedAttentionCache:
         """As ``HostSlots.copy``."""
-        return self.kinds[command.of_states].copy(cache, command)
+        return self.kinds[copies.of_states].copy(cache, copies)
 
     def take_landed(self) -> list[tuple[int, int]]:
         """By kind, how many lists of stores and of fetches have arrived since the last call."""
