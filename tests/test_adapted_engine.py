@@ -19,7 +19,7 @@ from engine.step.backend_choice import tpu_backend, xla_backend
 from engine.step.commands import Leave, decode_command, encode
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
-from engine.step.forward_programs import ADAPTED_PROMPT_LOGPROBS, PROMPT_LOGPROBS, TAKE_HIDDEN
+from engine.step.forward_programs import ADAPTED_FORWARD, ADAPTED_PROMPT_LOGPROBS, PROMPT_LOGPROBS, TAKE_HIDDEN
 from engine.step.runner import eSurgeRunner
 
 OPERATIONS, SHARES = ("step", "ask", "load", "abort", "fail"), (0.7, 0.17, 0.1, 0.029, 0.001)
@@ -78,16 +78,17 @@ def add(engine, directory):
 
 def refuse_steps(compiled, monkeypatch, faults):
     """The device refuses the steps with adapters of these numbers, counted from the next one."""
-    forward = type(compiled.manager).adapted_forward
+    executable = type(compiled.manager).executable
 
     def refuse(*_):
         raise JaxRuntimeError("INTERNAL: a wire has come loose")
 
-    def faulty(manager, layout):
-        faults[:] = [number - 1 for number in faults if number]
-        return refuse if 0 in faults else forward(manager, layout)
+    def faulty(manager, name, size):
+        if name == ADAPTED_FORWARD:
+            faults[:] = [number - 1 for number in faults if number]
+        return refuse if name == ADAPTED_FORWARD and 0 in faults else executable(manager, name, size)
 
-    monkeypatch.setattr(type(compiled.manager), "adapted_forward", faulty)
+    monkeypatch.setattr(type(compiled.manager), "executable", faulty)
 
 
 @pytest.mark.parametrize("run_ahead", [1, pytest.param(0, marks=pytest.mark.thorough)])

@@ -49,6 +49,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.estimates.growth_reserve import GrowthReserve
 from engine.scheduling.sequence import Sequence
 from engine.speculation.history import NO_DRAFT
+from engine.step.drafts.draft_programs import DRAFT
 
 CLEAR = 1e-3
 """Between the logits of two drafts: nearer ones rounding may turn."""
@@ -131,10 +132,10 @@ def drafted(one, monkeypatch):
 def watched(engine, monkeypatch):
     """A list that grows as the engine drafts."""
     seen, manager = [], engine._runner._manager
-    original = manager.draft
+    original = manager.executable
 
-    def draft(rows):
-        program = original(rows)
+    def watching(name, size):
+        program = original(name, size)
 
         def run(weights, cache, slots, fed, rows_drafted, key):
             slot, count = rows_drafted
@@ -148,9 +149,9 @@ def watched(engine, monkeypatch):
                     seen.append((tuple(text.tolist()), drafts.tolist()))
             return cache, fed, told
 
-        return run
+        return run if name == DRAFT else program
 
-    monkeypatch.setattr(manager, "draft", draft)
+    monkeypatch.setattr(manager, "executable", watching)
     return seen
 
 

@@ -153,7 +153,7 @@ def test_another_process_keeps_no_copies_that_have_arrived(manager):
 
 def test_what_is_placed_and_evicted_at_once_is_stored_from_its_place(manager):
     """One plan has both copies of a page: the host gets what has come, and not what was there before."""
-    kinds = HostMemory(manager.copier, manager.copied, manager.mesh)
+    kinds = HostMemory(manager.executable, manager.copied, manager.mesh)
     cache = jax.tree.map(lambda leaf: jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape), manager.new_cache())
     before = np.asarray(jax.tree.leaves(cache)[0])
     cache = kinds.copy(cache, Copies([(3, 0)], [], [], of_states=False))

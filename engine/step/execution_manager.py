@@ -10,7 +10,7 @@ from jax import Array
 
 from caching.cores import usable_cores
 from caching.paged_attention_cache import PagedAttentionCache
-from engine.adapters.slot_arrays import WRITE_ADAPTER, slot_arrays
+from engine.adapters.slot_arrays import slot_arrays
 from engine.devices.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.heads.draft_head import DraftHead
@@ -23,21 +23,10 @@ from engine.step.drafts.draft_programs import DRAFT, FEED_DRAFT_MODEL, DraftProg
 from engine.step.drafts.fed_pass import fed_pass
 from engine.step.drafts.model_pass import ModelPass
 from engine.step.executables.stored import Stored, StoredExecutables
-from engine.step.forward_programs import (
-    ADAPTED_FORWARD,
-    ADAPTED_PROMPT_LOGPROBS,
-    FORWARD,
-    PROMPT_LOGPROBS,
-    TAKE_HIDDEN,
-    WRITE_EXPECTED,
-    WRITE_HISTORY,
-    WRITE_SLOTS,
-    ForwardPrograms,
-)
+from engine.step.forward_programs import ADAPTED_FORWARD, FORWARD, ForwardPrograms
 from engine.step.host_cache.page_copies import Copied, CopyPrograms, copied_kinds
 from engine.step.inputs.layout import StepLayout
 from engine.step.inputs.prompt_logprobs import PROMPT_BLOCK
-from engine.step.inputs.slot_state import SEPARATE
 from engine.step.sampling_programs import SamplingPrograms
 from engine.step.step_shapes import StepShapes, covering_buckets
 
@@ -164,66 +153,13 @@ class ExecutionManager:
         assert self._draft is not None
         return self._draft.weights
 
-    def draft(self, rows: int) -> Any:
-        """DRAFT for so many rows."""
-        return self._executables[DRAFT, rows]
-
-    def feed_draft_model(self, layout: StepLayout) -> Any:
-        """FEED_DRAFT_MODEL of a bucket's step."""
-        return self._executables[FEED_DRAFT_MODEL, layout.tokens]
-
     def layout_for(self, num_tokens: int) -> StepLayout:
         """The smallest compiled bucket that holds a step."""
         return self._ready[bisect_left(self._ready_tokens, num_tokens)]
 
-    def forward(self, layout: StepLayout) -> Any:
-        """FORWARD, the model's part of a bucket's step."""
-        return self._executables[FORWARD, layout.tokens]
-
-    def adapted_forward(self, layout: StepLayout) -> Any:
-        """ADAPTED_FORWARD."""
-        return self._executables[ADAPTED_FORWARD, layout.tokens]
-
-    def write_adapter(self) -> Any:
-        """WRITE_ADAPTER."""
-        assert self.shapes.adapters is not None
-        return self._executables[WRITE_ADAPTER, self.shapes.adapters.max_loras]
-
-    def write_slots(self) -> Any:
-        """WRITE_SLOTS."""
-        return self._executables[WRITE_SLOTS, SEPARATE.entries]
-
-    def write_history(self, size: int) -> Any:
-        """WRITE_HISTORY of so many tokens."""
-        return self._executables[WRITE_HISTORY, size]
-
-    def write_expected(self) -> Any:
-        """WRITE_EXPECTED."""
-        return self._executables[WRITE_EXPECTED, self.shapes.max_num_seqs + 1]
-
-    def take_hidden(self, layout: StepLayout) -> Any:
-        """TAKE_HIDDEN of a bucket's step."""
-        return self._executables[TAKE_HIDDEN, layout.tokens]
-
-    def prompt_logprobs(self) -> Any:
-        """PROMPT_LOGPROBS."""
-        return self._executables[PROMPT_LOGPROBS, PROMPT_BLOCK]
-
-    def adapted_prompt_logprobs(self) -> Any:
-        """ADAPTED_PROMPT_LOGPROBS."""
-        return self._executables[ADAPTED_PROMPT_LOGPROBS, PROMPT_BLOCK]
-
-    def for_rows(self, name: str, rows: int) -> Any:
-        """A program of engine/step/sampling_programs.py for the rows of a bucket, or for few."""
-        return self._executables[name, rows]
-
-    def writer(self, name: str) -> Any:
-        """WRITE_BIAS or WRITE_PENALTIES."""
-        return self._executables[name, self.shapes.max_num_seqs + 1]
-
-    def copier(self, name: str, count: int) -> Any:
-        """The ``gather`` or ``scatter`` of ``copied``, of so many pages."""
-        return self._executables[name, count]
+    def executable(self, name: str, size: int) -> Any:
+        """A compiled program for so many tokens, rows or pages."""
+        return self._executables[name, size]
 
     def _jobs(self, buckets: list[int]) -> list[Callable[[], None]]:
         """Jobs for what these buckets need and is not compiled yet, bucket by bucket."""

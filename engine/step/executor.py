@@ -10,6 +10,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from caching.paged_attention_cache import PagedAttentionCache
+from engine.adapters.slot_arrays import WRITE_ADAPTER
 from engine.live.live_weights import LiveWeights
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import Rereadable
@@ -18,9 +19,21 @@ from engine.sampling.needs import Need
 from engine.scheduling.host_cache.copies import Copies
 from engine.speculation.history import PIECE_HEADER, History
 from engine.step.commands import SampleKept, StepDescription
+from engine.step.drafts.draft_programs import DRAFT, FEED_DRAFT_MODEL
 from engine.step.execution_manager import ExecutionManager
+from engine.step.forward_programs import (
+    ADAPTED_FORWARD,
+    ADAPTED_PROMPT_LOGPROBS,
+    FORWARD,
+    PROMPT_LOGPROBS,
+    TAKE_HIDDEN,
+    WRITE_EXPECTED,
+    WRITE_HISTORY,
+    WRITE_SLOTS,
+)
 from engine.step.host_cache.host_slots import HostMemory
-from engine.step.inputs.slot_state import SlotState
+from engine.step.inputs.prompt_logprobs import PROMPT_BLOCK
+from engine.step.inputs.slot_state import SEPARATE, SlotState
 from engine.step.sampling_programs import (
     BIAS,
     LOGPROBS,
@@ -61,9 +74,10 @@ class StepExecutor:
         """By the number of a step, f32[rows, vocab] of rows that sample late."""
         self._slots_of_adapters: list[Array] = []
         slots, mesh = manager.shapes.slots, manager.mesh
+        self._num_slots = slots.num_slots
         self._new_slots, self._new_fed = (mesh.maker(jax.jit(new)) for new in (slots.new_state, slots.new_fed))
         self._make_state()
-        self.host = None if manager.shapes.host is None else HostMemory(manager.copier, manager.copied, mesh)
+        self.host = None if manager.shapes.host is None else HostMemory(manager.executable, manager.copied, mesh)
         """The tier in the host's memory, if there is one."""
         self._key = mesh.maker(partial(jax.random.key, seed))()
         self._adapters: dict[int, tuple[NDArray[Any], ...]] = {}
@@ -143,44 +157,45 @@ class StepExecutor:
         slots = self._manager.adapters
         assert slots is not None, "there are no slots"
         block = slots.placed(self._adapters[uid])
-        self._slots_of_adapters = self._manager.write_adapter()(self._slots_of_adapters, block, np.int32(slot))
+        write = self._manager.executable(WRITE_ADAPTER, slots.sizes.max_loras)
+        self._slots_of_adapters = write(self._slots_of_adapters, block, np.int32(slot))
 
     def execute(self, step: StepDescription) -> ExecutedStep:
         """Dispatch a step to the devices."""
         assert self._cache is not None, "asleep"
-        manager = self._manager
+        manager, executable = self._manager, self._manager.executable
         layout = manager.layout_for(step.tokens)
         # The calls themselves copy a numpy array to the device, twice as fast as device_put.
         for changes in step.changes:
-            self._slots = manager.write_slots()(self._slots, changes)
+            self._slots = executable(WRITE_SLOTS, SEPARATE.entries)(self._slots, changes)
         for piece in step.history:
-            self._fed = manager.write_history(len(piece) - PIECE_HEADER)(self._fed, piece)
+            self._fed = executable(WRITE_HISTORY, len(piece) - PIECE_HEADER)(self._fed, piece)
         if step.expected is not None:
-            self._fed = manager.write_expected()(self._fed, step.expected)
+            self._fed = executable(WRITE_EXPECTED, self._num_slots)(self._fed, step.expected)
         drafts = None
         if step.drafted is not None:
-            draft = manager.draft(step.drafted.shape[1])
+            draft = executable(DRAFT, step.drafted.shape[1])
             self._cache, self._fed, drafts = draft(
                 manager.draft_weights, self._cache, self._slots, self._fed, step.drafted, self._key
             )
         if step.feeds_draft_model:
-            feed = manager.feed_draft_model(layout)
+            feed = executable(FEED_DRAFT_MODEL, layout.tokens)
             self._cache = feed(manager.draft_weights, self._cache, self._slots, self._fed, step.packed)
-        forward = manager.adapted_forward(layout) if step.has_adapters else manager.forward(layout)
+        forward = executable(ADAPTED_FORWARD if step.has_adapters else FORWARD, layout.tokens)
         adapters = [self._slots_of_adapters] if step.has_adapters else []
         self._cache, self._slots, logits, hidden, sampling = forward(
             manager.weights, self._cache, self._slots, self._fed, step.packed, *adapters
         )
         if step.kept is not None:
-            rows, take = step.kept.rows, manager.for_rows
-            self._logits[step.kept.number] = logits if rows is None else take(TAKE_LOGITS, layout.rows)(logits, rows)
+            kept, rows = step.kept.number, step.kept.rows
+            self._logits[kept] = logits if rows is None else executable(TAKE_LOGITS, layout.rows)(logits, rows)
         self._write_slots(step)
         token_ids, logprobs = sampling, None
         if step.samples:
             token_ids, logprobs = self._sample(logits, sampling, step.needs, step.masks)
         blocks = []
         if step.prompt_tokens is not None:
-            taken = [(manager.take_hidden(layout)(hidden, block[0]), block) for block in step.prompt_tokens]
+            taken = [(executable(TAKE_HIDDEN, layout.tokens)(hidden, block[0]), block) for block in step.prompt_tokens]
             blocks = [self._prompt_logprobs(of_block, block, step.has_adapters) for of_block, block in taken]
         return _executed(token_ids, logprobs, blocks, drafts)
 
@@ -198,10 +213,11 @@ class StepExecutor:
         manager, (_, targets, slots) = self._manager, block
         adapters = manager.adapters if has_adapters else None
         if adapters is None or adapters.head is None:
-            logprobs: Array = manager.prompt_logprobs()(manager.head, hidden, targets)
+            logprobs: Array = manager.executable(PROMPT_LOGPROBS, PROMPT_BLOCK)(manager.head, hidden, targets)
             return logprobs
         arrays = adapters.of_head(self._slots_of_adapters)
-        adapted: Array = manager.adapted_prompt_logprobs()(manager.head, hidden, targets, arrays, slots)
+        compute = manager.executable(ADAPTED_PROMPT_LOGPROBS, PROMPT_BLOCK)
+        adapted: Array = compute(manager.head, hidden, targets, arrays, slots)
         return adapted
 
     def _make_state(self) -> None:
@@ -215,18 +231,20 @@ class StepExecutor:
 
     def _write_slots(self, step: StepDescription) -> None:
         """Write the bias and the penalties of sequences that got a slot."""
-        manager, place = self._manager, self._manager.sampling.place
+        executable, place = self._manager.executable, self._manager.sampling.place
         for slot, bias in step.bias:
-            self._bias = manager.writer(WRITE_BIAS)(self._bias, np.int32(slot), place(bias))
+            self._bias = executable(WRITE_BIAS, self._num_slots)(self._bias, np.int32(slot), place(bias))
         for slot, counts in step.penalties:
-            self._penalties = manager.writer(WRITE_PENALTIES)(self._penalties, np.int32(slot), place(counts))
+            self._penalties = executable(WRITE_PENALTIES, self._num_slots)(
+                self._penalties, np.int32(slot), place(counts)
+            )
 
     def _sample(
         self, logits: Array, sampling: Array | NDArray[np.int32], needs: Need, masks: NDArray[np.int32] | None
     ) -> tuple[Array, Array | None]:
         """Tokens i32[rows] from logits f32[rows, vocab], and their log-probabilities if a row needs
         them, of rows that do not have the dump slot."""
-        processed, for_rows = logits, partial(self._manager.for_rows, rows=sampling.shape[1])
+        processed, for_rows = logits, partial(self._manager.executable, size=sampling.shape[1])
         if Need.BIAS in needs:
             self._bias, processed = for_rows(BIAS)(self._bias, processed, self._fed, sampling)
         if Need.PENALTIES in needs:
