@@ -77,13 +77,11 @@ class CompiledSteps:
         engine = oEngine(
             self._scheduler(pages, slots),
             runner,
-            pages,
             self._limits(),
             run_ahead=config.run_ahead,
             max_failures_in_a_row=MAX_FAILURES_IN_A_ROW if config.hosts is None else 1,
             staged=self.manager.staged,
             replaced_kernels=len(self.served.backend.replaced),
-            states=slots,
             weights=weights,
             description=self.served.describe(),
             fingerprint=self.fingerprint,

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListOf
 
-from caching.page_manager import HBMPageManager
 from engine.adapters.adapter import Adapter, AdapterError
 from engine.adapters.reader import AdapterReader
 from engine.live.live_weights import LiveWeights
@@ -35,14 +34,12 @@ class oEngine:
         self,
         scheduler: InferenceScheduler,
         runner: eSurgeRunner,
-        pages: HBMPageManager,
         limits: ServingLimits,
         *,
         run_ahead: int,
         max_failures_in_a_row: int = MAX_FAILURES_IN_A_ROW,
         staged: StagedCompilation | None = None,
         replaced_kernels: int = 0,
-        states: HBMPageManager | None = None,
         weights: LiveWeights | None = None,
         description: Mapping[str, str] | None = None,
         fingerprint: str = "",
@@ -55,17 +52,16 @@ class oEngine:
         start."""
         self._scheduler = scheduler
         self._runner = runner
-        self._pages, self._states = pages, states
         self._run_ahead = run_ahead
         self._replaced_kernels = replaced_kernels
         self._staged = staged or StagedCompilation([], publish=lambda: None)
         self._failures = Failures(scheduler, max_failures_in_a_row)
         self._log = StepLog()
         self._reader = None if runner.adapters is None else AdapterReader(runner.adapters)
-        self._host = host_link(pages, states, scheduler.memory.host, runner.host)
+        self._host = host_link(scheduler.memory.host, runner.host)
         self._residence = Residence(scheduler, runner, weights)
         self._in_flight = StepsInFlight(scheduler, runner, self._residence, self._failures, self._log, self._host)
-        self._preemption_log = PreemptionLog(pages.num_total, scheduler.memory.page_size)
+        self._preemption_log = PreemptionLog(scheduler.memory.num_pages, scheduler.memory.page_size)
         self.start_counting()
 
     @property
@@ -277,19 +273,8 @@ class oEngine:
 
     def stats(self) -> EngineStats:
         """The counters and gauges of this moment."""
-        pages, states = self._pages, self._states
         return EngineStats(
             max_num_seqs=self.limits.max_num_seqs,
-            pages_total=pages.num_total,
-            pages_free=pages.num_free,
-            pages_cached=pages.num_cached,
-            pages_owned=pages.num_owned,
-            page_evictions=pages.cache.evictions,
-            page_lifetime_seconds_sum=pages.cache.lifetime_seconds,
-            page_idle_seconds_sum=pages.cache.idle_seconds,
-            recurrent_states_total=0 if states is None else states.num_total,
-            recurrent_states_cached=0 if states is None else states.num_cached,
-            recurrent_state_evictions=0 if states is None else states.cache.evictions,
             compilations_after_ready=num_compilations() - self._compilations_at_ready,
             replaced_kernels=self._replaced_kernels,
             **self._scheduler.stats(),

@@ -91,9 +91,7 @@ class AdapterEngines:
             step_costs=UnlearnedCosts(sizes_up_to(CHUNK)),
         )
         limits = ServingLimits(MAX_MODEL_LEN, 144, ())
-        return oEngine(
-            scheduler, runner or eSurgeRunner(self.manager, 0), pages, limits, run_ahead=run_ahead, states=slots
-        )
+        return oEngine(scheduler, runner or eSurgeRunner(self.manager, 0), limits, run_ahead=run_ahead)
 
 
 def adapter_engines(

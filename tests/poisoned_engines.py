@@ -104,7 +104,7 @@ def engine_over(manager, pages, memory, runner=PoisonedRunner, *, run_ahead=1, s
     poisoning = runner(manager, 0)
     poisoning.pages, poisoning.slots = pages, slots
     limits = ServingLimits(shapes.max_model_len, VOCABULARY, ())
-    return oEngine(scheduler, poisoning, pages, limits, run_ahead=run_ahead, states=slots)
+    return oEngine(scheduler, poisoning, limits, run_ahead=run_ahead)
 
 
 def tokens_of(engine, sequences):
@@ -127,7 +127,9 @@ def tokens_and_failed(engine, sequences, lost=None):
             tokens.setdefault(output.request_id, []).extend(output.token_ids)
         assert lost is None or engine.stats().failed_steps == before or getattr(engine.stats(), lost) == 0
         engine.check_integrity()
-    assert engine.stats().pages_owned == 0 and (engine._states is None or engine._states.num_owned == 0)
+    assert engine.stats().pages_owned == 0 and (
+        engine._scheduler.memory.slots is None or engine._scheduler.memory.slots.num_owned == 0
+    )
     return tokens, failed
 
 

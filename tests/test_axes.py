@@ -81,4 +81,4 @@ def test_every_form_of_a_family_gives_what_it_gives_alone(tmp_path, variant, for
     stats = engine.stats()
     assert tokens == expected
     assert stats.preemptions and stats.host_cache_hits
-    assert engine._states is None or engine._states.tier.pages_loaded
+    assert engine._scheduler.memory.slots is None or engine._scheduler.memory.slots.tier.pages_loaded

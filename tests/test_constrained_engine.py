@@ -390,7 +390,7 @@ def build_engine(run_ahead, num_pages):
     pages = HBMPageManager(num_pages)
     scheduler = InferenceScheduler(SequenceMemory(pages, CacheGroups(4)), max_num_seqs=4, max_num_batched_tokens=8)
     runner = LateRunner(num_pages=num_pages, page_size=4, max_num_seqs=4, max_model_len=24)
-    return oEngine(scheduler, runner, pages, ServingLimits(24, 16, (0,)), run_ahead=run_ahead)
+    return oEngine(scheduler, runner, ServingLimits(24, 16, (0,)), run_ahead=run_ahead)
 
 
 @given(

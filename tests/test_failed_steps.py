@@ -132,7 +132,7 @@ def build_engine(compiled, faults=None, *, num_pages=NUM_PAGES, run_ahead=1):
         SequenceMemory(pages, shapes.groups), max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET
     )
     runner = FaultyRunner(manager, 0)
-    return oEngine(scheduler, runner, pages, ServingLimits(MAX_MODEL_LEN, VOCAB_SIZE, ()), run_ahead=run_ahead)
+    return oEngine(scheduler, runner, ServingLimits(MAX_MODEL_LEN, VOCAB_SIZE, ()), run_ahead=run_ahead)
 
 
 def build_sequences(delays=MappingProxyType({"held": 2, "held and counted": 1})):

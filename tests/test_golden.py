@@ -177,7 +177,7 @@ def run(compiled, cases, *, num_pages=None, run_ahead=1):
     scheduler = InferenceScheduler(memory, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=CHUNK)
     runner = make_runner()
     limits = ServingLimits(MAX_MODEL_LEN, 144, ())
-    engine = oEngine(scheduler, runner, pages, limits, run_ahead=run_ahead, states=slots)
+    engine = oEngine(scheduler, runner, limits, run_ahead=run_ahead)
     tokens = {}
     for number, case in enumerate(cases):
         greedy = SamplingParams(temperature=0)

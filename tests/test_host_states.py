@@ -86,7 +86,7 @@ def test_states_and_pages_come_back_and_give_the_same_tokens(manager, asked, alo
     assert tokens == alone and num_compilations() == before
     assert stats.host_states_cached > KEPT and stats.host_states_total == 30
     if waits:
-        assert engine._states.tier.pages_loaded > 0 and stats.host_cache_hits > 0
+        assert engine._scheduler.memory.slots.tier.pages_loaded > 0 and stats.host_cache_hits > 0
         assert stats.prompt_tokens < without.stats().prompt_tokens
 
 
@@ -94,28 +94,28 @@ def test_a_state_on_the_host_survives_sleep(manager, asked, alone):
     """A prompt goes on from it after the device's memory was dropped."""
     engine = build_engine(manager, num_pages=55)
     tokens_of(engine, [make() for make in asked[:16]])
-    loaded = engine._states.tier.pages_loaded
+    loaded = engine._scheduler.memory.slots.tier.pages_loaded
 
     engine.sleep()
     engine.wake()
     again = tokens_of(engine, [make() for make in asked[:16]])
 
     assert all(alone[name] == tokens for name, tokens in again.items())
-    assert engine._states.tier.pages_loaded > loaded
+    assert engine._scheduler.memory.slots.tier.pages_loaded > loaded
 
 
 def test_a_reset_forgets_the_states_on_the_host(manager, asked):
     """The weights may have changed."""
     engine = build_engine(manager, num_pages=55)
     tokens_of(engine, [make() for make in asked[:16]])
-    loaded = engine._states.tier.pages_loaded
+    loaded = engine._scheduler.memory.slots.tier.pages_loaded
     assert engine.stats().host_states_cached
 
     engine.reset_prefix_cache()
 
     assert not engine.stats().host_states_cached
     tokens_of(engine, [asked[0]()])
-    assert engine._states.tier.pages_loaded == loaded
+    assert engine._scheduler.memory.slots.tier.pages_loaded == loaded
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["pages", "states"])
@@ -135,7 +135,7 @@ def test_a_failing_copy_loses_the_tier_and_nothing_else(manager, asked, alone, k
     tokens, failed = tokens_and_failed(engine, [make() for make in asked], lost="host_states_cached")
 
     assert kept and max(kept) > 0 and len(failed) < len(asked)
-    assert engine._states.num_owned == engine._pages.num_owned == 0
+    assert engine._scheduler.memory.slots.num_owned == engine._scheduler.memory.pages.num_owned == 0
     assert all(tokens[name] == alone[name] for name in alone.keys() - failed)
 
 

@@ -114,7 +114,7 @@ def test_two_devices_keep_their_shards_of_a_page(tmp_path, variant):
     assert tokens == expected and stats.host_bytes_loaded > 0 and not stats.compilations_after_ready
     taken = stats.host_pages_total * stats.host_page_bytes + stats.host_states_total * stats.host_state_bytes
     assert 0.001 * 2**30 - stats.host_page_bytes < taken <= 0.001 * 2**30
-    assert (engine._states is None) or engine._states.tier.pages_loaded > 0
+    assert (engine._scheduler.memory.slots is None) or engine._scheduler.memory.slots.tier.pages_loaded > 0
 
 
 def test_what_is_on_the_host_survives_sleep(manager):

@@ -262,7 +262,7 @@ def build_engine(*, num_pages=40, page_size=4, max_num_seqs=4, budget=8, max_mod
         num_pages=num_pages, page_size=page_size, max_num_seqs=max_num_seqs, max_model_len=max_model_len
     )  # fmt: skip
     limits = ServingLimits(max_model_len, VOCAB_SIZE, (EOS,))
-    return oEngine(scheduler, runner, pages, limits, run_ahead=run_ahead)
+    return oEngine(scheduler, runner, limits, run_ahead=run_ahead)
 
 
 def build_sequence(request_id, prompt, max_tokens=6, *, stop_token_ids=(), seed=0):

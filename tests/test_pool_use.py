@@ -177,7 +177,7 @@ def test_a_model_with_states_owns_what_arithmetic_says(qwen, run_ahead):
     for plan, running in steps(engine, sequences):
         pages = sum(pages_by_arithmetic(sequence, plan, pool.windows, run_ahead) for sequence in running)
         states = sum(states_by_arithmetic(sequence) for sequence in running)
-        used.append((engine._pages.num_owned, pages, engine._states.num_owned, states))
+        used.append((engine._scheduler.memory.pages.num_owned, pages, engine._scheduler.memory.slots.num_owned, states))
     anew = build_engine(qwen, run_ahead=0)
     again = {
         (number, count): again_from_the_first(sequence, f"{number} {count}", count)

@@ -256,7 +256,7 @@ def test_a_running_sequence_owns_one_slot_and_at_the_end_of_a_page_one_more(plai
     owned = []
     while engine.has_work:
         engine.step()
-        owned.append(engine._states.num_owned - engine.stats().running)
+        owned.append(engine._scheduler.memory.slots.num_owned - engine.stats().running)
 
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(engine._runner._executor._cache)) == pool.num_bytes
     assert set(owned) == {0} if salt is None else set(owned) <= set(range(MAX_NUM_SEQS + 1))

@@ -428,7 +428,7 @@ def test_run_ahead_and_preemption_change_nothing(tmp_path: Path) -> None:
             SequenceMemory(pages, CacheGroups(page_size)), max_num_seqs=2, max_num_batched_tokens=2
         )
         runner = eSurgeRunner(steps.manager, 0)
-        served = Served(directory, oEngine(scheduler, runner, pages, limits, run_ahead=run_ahead))
+        served = Served(directory, oEngine(scheduler, runner, limits, run_ahead=run_ahead))
         channels = [served.submit(form, max_tokens=90, temperature=n % 2) for n, form in enumerate(forms)]
         texts.append([whole(channel) for channel in channels])
         preemptions.append(served.engine.stats().preemptions)

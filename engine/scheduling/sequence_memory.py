@@ -47,15 +47,20 @@ class SequenceMemory:
         self.page_size = groups.page_size
         """Tokens in a page."""
         self._num_groups = len(groups.windows)
-        self._pages = pages
+        self.pages = pages
         self._tables = PageTables(pages, groups, self.host)
         self.hits = PrefixHits(pages, groups, states)
         """What of waiting sequences the device has."""
 
     @property
+    def slots(self) -> HBMPageManager | None:
+        """Those of recurrent states, in a model that has such."""
+        return None if self._states is None else self._states.slots
+
+    @property
     def num_pages(self) -> int:
         """Pages that sequences can own."""
-        return self._pages.num_total
+        return self.pages.num_total
 
     def find(self, sequence: Sequence) -> Found | None:
         """About what the prefix cache has of a waiting sequence; None while another computes more.
@@ -148,7 +153,7 @@ class SequenceMemory:
 
         ``now`` is the time in seconds, from which the prefix cache computes how old its pages are.
         """
-        self._pages.now = now
+        self.pages.now = now
         self._tables.begin_plan()
         if self._states is not None:
             self._states.begin_plan(now)
@@ -176,7 +181,7 @@ class SequenceMemory:
             if self.host is not None:
                 self.host.forget(set(sequence.page_keys))
             for group in range(self._num_groups):
-                self._pages.forget_keys(keys_in_group(sequence.page_keys, group))
+                self.pages.forget_keys(keys_in_group(sequence.page_keys, group))
             if self._states is not None:
                 self._states.forget(sequence)
 
@@ -191,20 +196,31 @@ class SequenceMemory:
         self.earlier.forget_all()
         if self._states is not None:
             self._states.forget_all()
-        return self._pages.forget_all() + (0 if self._pages.tier is None else self._pages.tier.forget_all())
+        return self.pages.forget_all() + (0 if self.pages.tier is None else self.pages.tier.forget_all())
 
     def lose_pages(self, *, keep_host: bool) -> None:
         """The device's pages are lost, and unless ``keep_host`` the host's. No sequence has any."""
         self.earlier.forget_all()
         if self._states is not None:
             self._states.lose_slots()
-        self._pages.forget_all()
+        self.pages.forget_all()
         if self.host is not None and not keep_host:
             self.host.lose_copies()
 
-    def stats(self) -> dict[str, int]:
-        """The part of EngineStats that is about what sequences find of earlier ones."""
+    def stats(self) -> dict[str, float]:
+        """The part of EngineStats that is about pages and states, and what sequences find of earlier ones."""
+        pages, slots = self.pages, self.slots
         return {
+            "pages_total": pages.num_total,
+            "pages_free": pages.num_free,
+            "pages_cached": pages.num_cached,
+            "pages_owned": pages.num_owned,
+            "page_evictions": pages.cache.evictions,
+            "page_lifetime_seconds_sum": pages.cache.lifetime_seconds,
+            "page_idle_seconds_sum": pages.cache.idle_seconds,
+            "recurrent_states_total": 0 if slots is None else slots.num_total,
+            "recurrent_states_cached": 0 if slots is None else slots.num_cached,
+            "recurrent_state_evictions": 0 if slots is None else slots.cache.evictions,
             "prefix_cache_queries": self.hits.tokens_looked_up,
             "prefix_cache_hits": self.hits.tokens_found,
             "earlier_tokens": self.earlier.num_kept,
@@ -229,7 +245,7 @@ class SequenceMemory:
         keys = sequence.page_keys_to(last, self.page_size)
         for group, table in enumerate(sequence.pages):
             for page in range(max(first, sequence.first_pages[group]), last):
-                self._pages.keep(table[page], in_group(keys[page], group))
+                self.pages.keep(table[page], in_group(keys[page], group))
         self.hits.computed(sequence, keys[first:last])
 
     def _begin_states(self, states: SequenceStates, sequence: Sequence, held: int) -> None:

@@ -40,15 +40,15 @@ class HostPages:
         """Tokens of admitted sequences that the device's pages did not have."""
         self.tokens_found = 0
         """Those of them that the host had."""
-        self._tier = tier
+        self.tier = tier
         self._pages = pages
         self._groups = groups
         self._states = states
         self._of_pages = Loads(tier)
         self._loads = [self._of_pages]
-        self._state_tier = None if states is None else states.tier
-        if self._state_tier is not None:
-            self._of_states = Loads(self._state_tier, of_states=True)
+        self.state_tier = None if states is None else states.tier
+        if self.state_tier is not None:
+            self._of_states = Loads(self.state_tier, of_states=True)
             self._loads.append(self._of_states)
 
     @property
@@ -97,7 +97,7 @@ class HostPages:
 
     def pin(self, keys: ListOf[bytes], copied: Iterable[tuple[int, int]]) -> list[int]:
         """The slots of these groups and pages, which keep their contents until they are copied."""
-        return [self._tier.pin(in_group(keys[page], group)) for group, page in copied]
+        return [self.tier.pin(in_group(keys[page], group)) for group, page in copied]
 
     def begin(self, sequence: Sequence, slots: list[int], pages: list[int]) -> None:
         """Copy these slots to pages that the sequence owns."""
@@ -127,13 +127,13 @@ class HostPages:
 
     def begin_plan(self) -> None:
         """Copy what will be evicted soon, if that is worth it: without its pages no state is."""
-        self._tier.accepts = self.cost.pays(1, self._groups.page_size)
+        self.tier.accepts = self.cost.pays(1, self._groups.page_size)
         if self._pages.num_free < self._pages.num_total // AHEAD:
-            self._tier.store_ahead()
-        if self._states is not None and self._state_tier is not None:
-            self._state_tier.accepts = self._tier.accepts
+            self.tier.store_ahead()
+        if self._states is not None and self.state_tier is not None:
+            self.state_tier.accepts = self.tier.accepts
             if self._states.num_unused < self._states.num_to_keep // AHEAD:
-                self._state_tier.store_ahead()
+                self.state_tier.store_ahead()
 
     def take_loaded(self) -> list[Sequence]:
         """The sequences that have all that was on its way, from the plan on that is being made."""
@@ -154,7 +154,7 @@ class HostPages:
             loads.check_integrity()
         for sequence in running:
             pages, slots = self._of_pages.pages_of(sequence), list[int]()
-            if self._state_tier is not None:
+            if self.state_tier is not None:
                 slots = self._of_states.pages_of(sequence)
             assert len(pages) + len(slots) == sequence.num_loading, "a page is not on its way"
             owned = {page for table in sequence.pages for page in table}
@@ -175,7 +175,7 @@ class HostPages:
     def _states_copied(self, keys: ListOf[bytes], end: int) -> int:
         """States that wait for the link, with that of a hit of ``end`` pages if the host has it
         alone."""
-        if self._states is None or self._state_tier is None:
+        if self._states is None or self.state_tier is None:
             return 0
         return self._of_states.num_waiting + bool(end and not self._states.is_kept(keys[end - 1]))
 
@@ -184,4 +184,4 @@ class HostPages:
         return all(self._is_known(in_group(key, group)) for group in self._groups.full)
 
     def _is_known(self, key: bytes) -> bool:
-        return self._pages.is_kept(key) or key in self._tier
+        return self._pages.is_kept(key) or key in self.tier

@@ -42,7 +42,7 @@ class SequenceStates:
 
     def __init__(self, slots: HBMPageManager, page_size: int, max_num_seqs: int) -> None:
         assert slots.num_total >= max_num_seqs, "there are fewer slots than sequences that may run"
-        self._slots = slots
+        self.slots = slots
         self._page_size = page_size
         self._max_num_seqs = max_num_seqs
         self._most_known = slots.num_total + (0 if slots.tier is None else slots.tier.num_slots)
@@ -56,21 +56,21 @@ class SequenceStates:
     @property
     def tier(self) -> HostTier | None:
         """The states in the host's memory, if there are any."""
-        return self._slots.tier
+        return self.slots.tier
 
     @property
     def num_to_keep(self) -> int:
         """Slots beyond one for each sequence that may run."""
-        return self._slots.num_total - self._max_num_seqs
+        return self.slots.num_total - self._max_num_seqs
 
     @property
     def num_unused(self) -> int:
         """Those of them that hold nothing."""
-        return self._spare() - self._slots.num_cached
+        return self._spare() - self.slots.num_cached
 
     def is_kept(self, key: bytes) -> bool:
         """Whether the device has the state behind the page of this key."""
-        return self._slots.is_kept(key)
+        return self.slots.is_kept(key)
 
     def hits(self, keys: ListOf[bytes], most: int, *, on_host: bool = False) -> Iterator[int]:
         """By how many pages of a chain, ``most`` at most, a state is kept; the most first.
@@ -86,17 +86,17 @@ class SequenceStates:
         may_share = self._spare() > 0
         self._num_running += 1
         if key is not None:
-            source = self._slots.find([key])
-            may_share |= not self._slots.num_unowned(source)
-            self._slots.share(source)
+            source = self.slots.find([key])
+            may_share |= not self.slots.num_unowned(source)
+            self.slots.share(source)
             [sequence.state_source] = source
             if not may_share:  # no slot is left to keep it in: the sequence writes in its place
                 if self.tier is not None:
                     self.tier.evict(sequence.state_source, key)
-                self._slots.forget(source)
+                self.slots.forget(source)
                 sequence.state_slot = sequence.state_source
                 return
-        [sequence.state_slot] = self._slots.alloc(1)
+        [sequence.state_slot] = self.slots.alloc(1)
 
     def begin_from_host(self, sequence: Sequence, key: bytes) -> tuple[int, int]:
         """Give it a slot. Returns the pinned slot of the host with the state of the key, and that
@@ -105,8 +105,8 @@ class SequenceStates:
         host_slot = self.tier.pin(key)  # first: what is evicted now may take it
         may_keep = self._spare() > 0
         self._num_running += 1
-        [sequence.state_source] = self._slots.alloc(1)
-        sequence.state_slot = self._slots.alloc(1)[0] if may_keep else sequence.state_source
+        [sequence.state_source] = self.slots.alloc(1)
+        sequence.state_slot = self.slots.alloc(1)[0] if may_keep else sequence.state_source
         return host_slot, sequence.state_source
 
     def loaded(self, sequence: Sequence) -> None:
@@ -115,8 +115,8 @@ class SequenceStates:
         if sequence.state_source in (sequence.state_slot, SINK_SLOT) or not sequence.can_be_found:
             return
         key = self._key(sequence, sequence.num_computed_tokens)
-        if not self._slots.is_kept(key):
-            self._slots.keep(sequence.state_source, key)
+        if not self.slots.is_kept(key):
+            self.slots.keep(sequence.state_source, key)
             self._note_length(key, sequence.num_computed_tokens // self._page_size)
 
     def row_end(self, sequence: Sequence, end: int) -> int:
@@ -134,7 +134,7 @@ class SequenceStates:
 
     def begin_plan(self, now: float) -> None:
         """``now`` is the time in seconds, as for HBMPageManager."""
-        self._slots.now = now
+        self.slots.now = now
 
     def end_plan(self, plan: NextIterationPlan) -> None:
         """Write down what each row of the plan reads and writes, and keep what its chunks give.
@@ -146,7 +146,7 @@ class SequenceStates:
             plan.state_sources.append(source)
             plan.state_slots.append(slot)
             if source not in (slot, SINK_SLOT):
-                self._slots.free([source])
+                self.slots.free([source])
             sequence.state_source = slot
             self._let_find(sequence)
         for row, sequence, start, count in zip(
@@ -162,11 +162,11 @@ class SequenceStates:
         slot = sequence.state_slot
         if not sequence.can_be_found or self._spare() < 1:
             return
-        if tokens <= sequence.num_tokens and self._slots.is_kept(self._key(sequence, tokens)):
+        if tokens <= sequence.num_tokens and self.slots.is_kept(self._key(sequence, tokens)):
             return
-        self._slots.share([slot])
+        self.slots.share([slot])
         sequence.passed_states.append((tokens, slot))
-        [sequence.state_slot] = self._slots.alloc(1)
+        [sequence.state_slot] = self.slots.alloc(1)
         self._let_find(sequence)
 
     def release(self, sequence: Sequence) -> None:
@@ -178,11 +178,11 @@ class SequenceStates:
         if is_written and sequence.can_be_found and tokens and tokens % self._page_size == 0:
             sequence.passed_states.append((tokens, slot))
         else:
-            self._slots.free([slot])
+            self.slots.free([slot])
         if source not in (slot, SINK_SLOT):
-            self._slots.free([source])
+            self.slots.free([source])
         self._let_find(sequence)
-        self._slots.free([slot for _, slot in sequence.passed_states])
+        self.slots.free([slot for _, slot in sequence.passed_states])
         sequence.passed_states.clear()
         sequence.state_source = sequence.state_slot = SINK_SLOT
         sequence.last_state, sequence.branch = None, 0
@@ -190,7 +190,7 @@ class SequenceStates:
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what the sequence computed, also where it is released."""
-        self._slots.forget_keys(sequence.page_keys)
+        self.slots.forget_keys(sequence.page_keys)
 
     def forget_all(self) -> None:
         """No state can be found any more."""
@@ -200,7 +200,7 @@ class SequenceStates:
 
     def lose_slots(self) -> None:
         """No state can be found on the device any more."""
-        self._slots.forget_all()
+        self.slots.forget_all()
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """Assert that running sequences own their slots, and that there are some for all others."""
@@ -211,14 +211,14 @@ class SequenceStates:
             assert sequence.state_slot != SINK_SLOT, "a running sequence has no slot"
             owned += {sequence.state_slot, sequence.state_source} - {SINK_SLOT}
             owned += [slot for _, slot in sequence.passed_states]
-        self._slots.check_integrity(owned)
+        self.slots.check_integrity(owned)
         assert count == self._num_running, f"{count} sequences run, and {self._num_running} have slots"
         assert self._spare() >= 0, "a slot was promised that is not there"
 
     def _spare(self) -> int:
         """Slots beyond those of sequences that run and those that may start."""
         waiting = self._max_num_seqs - self._num_running
-        return self._slots.num_free + self._slots.num_cached - waiting
+        return self.slots.num_free + self.slots.num_cached - waiting
 
     def _let_find(self, sequence: Sequence) -> None:
         """Let others find the states that it has passed, as far as their tokens are known."""
@@ -227,16 +227,16 @@ class SequenceStates:
             tokens, slot = passed.pop(0)
             if tokens and sequence.can_be_found:
                 self._find_from_now(sequence, tokens, slot)
-            self._slots.free([slot])
+            self.slots.free([slot])
 
     def _find_from_now(self, sequence: Sequence, tokens: int, slot: int) -> None:
         key = self._key(sequence, tokens)
-        if self._slots.is_kept(key):
+        if self.slots.is_kept(key):
             return
-        self._slots.keep(slot, key)
+        self.slots.keep(slot, key)
         self._note_length(key, tokens // self._page_size)
         if sequence.last_state is not None:
-            self._slots.evict_first(sequence.last_state)
+            self.slots.evict_first(sequence.last_state)
         stays = tokens in (sequence.branch, self._last_page_end(sequence))
         sequence.last_state = None if stays else key
 
@@ -251,7 +251,7 @@ class SequenceStates:
             self._distinct = sorted(set(self._lengths.values()))
 
     def _is_known(self, key: bytes) -> bool:
-        return self._slots.is_kept(key) or (self.tier is not None and key in self.tier)
+        return self.slots.is_kept(key) or (self.tier is not None and key in self.tier)
 
     def _last_page_end(self, sequence: Sequence) -> int:
         """Tokens of the full pages before the last token of its prompt."""

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from caching.host_tier import HostTier
-from caching.page_manager import HBMPageManager
 from engine.scheduling.host_cache.host_pages import HostPages
 from engine.scheduling.plan import NextIterationPlan
 from engine.step.host_cache.host_slots import HostMemory
@@ -12,9 +10,7 @@ from engine.step.host_cache.host_slots import HostMemory
 class HostLink:
     """Tells the scheduler which copies have arrived, and what steps cost beside them."""
 
-    def __init__(self, tier: HostTier, states: HostTier | None, pages: HostPages, memory: HostMemory) -> None:
-        self._tier = tier
-        self._states = states
+    def __init__(self, pages: HostPages, memory: HostMemory) -> None:
         self._pages = pages
         self._memory = memory
 
@@ -42,7 +38,7 @@ class HostLink:
 
     def stats(self) -> dict[str, Any]:
         """The part of EngineStats that is about the host's memory."""
-        tier, states, memory = self._tier, self._states, self._memory
+        tier, states, memory = self._pages.tier, self._pages.state_tier, self._memory
         tiers = [tier] if states is None else [tier, states]
         return {
             "host_pages_total": tier.num_slots,
@@ -62,10 +58,6 @@ class HostLink:
         }
 
 
-def host_link(
-    pages: HBMPageManager, states: HBMPageManager | None, host: HostPages | None, memory: HostMemory | None
-) -> HostLink | None:
+def host_link(pages: HostPages | None, memory: HostMemory | None) -> HostLink | None:
     """None where there is no tier."""
-    if pages.tier is None or host is None or memory is None:
-        return None
-    return HostLink(pages.tier, None if states is None else states.tier, host, memory)
+    return None if pages is None or memory is None else HostLink(pages, memory)

@@ -90,7 +90,7 @@ def null_engine(max_num_seqs: int) -> oEngine:
     )
     runner = eSurgeRunner(NullExecutionManager(shapes), seed=0)  # type: ignore[arg-type]
     limits = ServingLimits(CONTEXT, VOCABULARY, (), PAGE_SIZE, max_num_seqs=max_num_seqs)
-    return oEngine(scheduler, runner, pages, limits, run_ahead=1)
+    return oEngine(scheduler, runner, limits, run_ahead=1)
 
 
 def step_times(rows: int, waiting: int, steps: int) -> list[float]:
