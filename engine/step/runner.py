@@ -13,6 +13,7 @@ from engine.hosts.other_processes import ALONE, OtherProcesses
 from engine.live.live_weights import LiveWeights
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import Rereadable, WeightSource
+from engine.scheduling.host_cache.copies import Copies
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.step.commands import (
     AllocateCache,
@@ -193,12 +194,15 @@ class eSurgeRunner:
         self._io.lose_state()
         self.gaps.rest()
 
+    def _copy(self, copies: Copies) -> None:
+        self._tell(copies)
+        self._executor.copy(copies)
+
     def _dispatch(self, plan: NextIterationPlan) -> PendingStep:
         self.gaps.look()
         times = StepTimes()
         for copies in plan.copies:
-            self._tell(copies)
-            self._executor.copy(copies)
+            self._copy(copies)
         if not plan.num_rows:
             return PendingStep(plan, times=times)
         for uid, slot in plan.adapter_loads:
