@@ -11,7 +11,7 @@ from caching.attention.spec import AttentionSpec
 from engine.models.layers.activation import ACTIVATIONS, Activation
 from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.mixer import MixerSpec
-from engine.models.layers.self_attention import SelfAttentionSpec
+from engine.models.layers.self_attention import SelfAttentionSpec, self_attention
 from engine.models.requirements import Count, Layers, Positive, require, require_one_of, without_nulls
 from engine.models.rope_fields import LAYER_TYPES, RopeReader, Share, context_length
 from engine.models.spec import BlockSpec, FeedForwardSpec, ModelSpec, NormPlan, RopeSpec
@@ -189,6 +189,12 @@ def with_experts(model: ModelSpec, experts: FeedForwardSpec, layers: Collection[
     )
 
 
+def with_attention(model: ModelSpec, **changes: Any) -> ModelSpec:
+    """The model with these fields of the self-attention of all layers changed."""
+    blocks = (replace(block, mixer=replace(self_attention(block), **changes)) for block in model.blocks)
+    return replace(model, blocks=tuple(blocks))
+
+
 def with_mixers(model: ModelSpec, mixer: MixerSpec, layers: Collection[int]) -> ModelSpec:
     """The model with this mixer in some layers. Raises UnsupportedError if none keeps its attention."""
     require(len(layers) < model.num_layers, "a model without any layer of full attention is not supported")
@@ -196,19 +202,22 @@ def with_mixers(model: ModelSpec, mixer: MixerSpec, layers: Collection[int]) -> 
     return replace(model, blocks=tuple(replace(block, mixer=mixer) if n in layers else block for n, block in blocks))
 
 
+def check_types(types: Sequence[str], supported: tuple[str, ...], num_layers: int, key: str = "layer_types") -> None:
+    """Raises UnsupportedError unless each layer has a supported type."""
+    for layer_type in types:
+        require_one_of(key, layer_type, supported)
+    require(len(types) == num_layers, f"{key} has {len(types)} entries for {num_layers} layers")
+
+
 def linear_layers(layer_types: Sequence[str], num_layers: int) -> list[int]:
     """The layers of linear attention, by the names of transformers 5 or 4. Raises UnsupportedError."""
-    for layer_type in layer_types:
-        require_one_of("layer_types", layer_type, (*LINEAR, *FULL))
-    require(len(layer_types) == num_layers, f"layer_types has {len(layer_types)} entries for {num_layers} layers")
+    check_types(layer_types, (*LINEAR, *FULL), num_layers)
     return [layer for layer, layer_type in enumerate(layer_types) if layer_type in LINEAR]
 
 
 def sparse_layers(types: Sequence[str], num_layers: int) -> list[int]:
     """The layers with experts, by ``mlp_layer_types``. Raises UnsupportedError."""
-    for kind in types:
-        require_one_of("mlp_layer_types", kind, ("dense", "sparse"))
-    require(len(types) == num_layers, f"mlp_layer_types has {len(types)} entries for {num_layers} layers")
+    check_types(types, ("dense", "sparse"), num_layers, "mlp_layer_types")
     return [layer for layer, kind in enumerate(types) if kind == "sparse"]
 
 
@@ -268,10 +277,8 @@ def _windows(fields: Fields) -> list[int | None]:
     if fields.layer_types is None:
         slides = [layer >= fields.max_window_layers for layer in range(layers)]
     else:
-        for layer_type in fields.layer_types:
-            require_one_of("layer_types", layer_type, LAYER_TYPES)
+        check_types(fields.layer_types, LAYER_TYPES, layers)
         slides = [layer_type == "sliding_attention" for layer_type in fields.layer_types]
-        require(len(slides) == layers, f"layer_types has {len(slides)} entries for {layers} layers")
     window = fields.sliding_window if fields.use_sliding_window else None
     require(
         window is not None or fields.layer_types is None or not any(slides),

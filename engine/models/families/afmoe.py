@@ -1,12 +1,9 @@
 """AFMoE (Trinity): gated attention with rope in windowed layers alone, norms on both sides, and GLM-4.5's experts."""
 
-from dataclasses import replace
-
 import msgspec
 
 from engine.models.families.glm4_moe import SigmoidMoeFields, with_sigmoid_experts
-from engine.models.family import Family, decoder_spec, layer_pattern, uniform_rope
-from engine.models.layers.self_attention import self_attention
+from engine.models.family import Family, decoder_spec, layer_pattern, uniform_rope, with_attention
 from engine.models.requirements import Count, Positive
 from engine.models.spec import NO_ROPE, ModelSpec, NormPlan
 from engine.models.weights.parameters import LAYER, tensors
@@ -48,8 +45,7 @@ def afmoe(fields: AfmoeFields) -> ModelSpec:
         ropes=[NO_ROPE if kind == "full_attention" else rope for kind in types],
         embedding_multiplier=fields.hidden_size**0.5 if fields.mup_enabled else None,
     )
-    blocks = (replace(block, mixer=replace(self_attention(block), gate_proj=True)) for block in model.blocks)
-    return with_sigmoid_experts(replace(model, blocks=tuple(blocks)), fields, rules=ROUTER)
+    return with_sigmoid_experts(with_attention(model, gate_proj=True), fields, rules=ROUTER)
 
 
 FAMILY = Family(

@@ -8,9 +8,8 @@ import msgspec
 
 from engine.models.families.granite import granite
 from engine.models.families.granitemoe import SHARED, TENSORS, GraniteMoeFields, granite_moe
-from engine.models.family import Family, linear_layers, with_mixers
+from engine.models.family import Family, linear_layers, with_attention, with_mixers
 from engine.models.layers.mamba2 import Mamba2Spec
-from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, require
 from engine.models.spec import NO_ROPE, ModelSpec
 from engine.models.weights.parameters import tensors
@@ -84,8 +83,7 @@ def granite_hybrid(fields: GraniteHybridFields) -> ModelSpec:
         plain = msgspec.structs.replace(plain, intermediate_size=fields.shared_intermediate_size)
         model = replace(granite(plain), tensors=tuple(DENSE_TENSORS.items()))
     if fields.position_embedding_type != "rope":
-        blocks = (replace(block, mixer=replace(self_attention(block), rope=NO_ROPE)) for block in model.blocks)
-        model = replace(model, blocks=tuple(blocks), max_position=fields.max_position_embeddings)
+        model = replace(with_attention(model, rope=NO_ROPE), max_position=fields.max_position_embeddings)
     layers = fields.num_hidden_layers
     linear = linear_layers(fields.layer_types or ["linear_attention"] * layers, layers)
     return with_mixers(model, fields.mamba, linear)

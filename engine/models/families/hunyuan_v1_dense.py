@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import msgspec
 
-from engine.models.family import Family, Fields, decoder_spec, uniform_rope
-from engine.models.layers.self_attention import self_attention
+from engine.models.family import Family, Fields, decoder_spec, uniform_rope, with_attention
 from engine.models.requirements import Positive, UnsupportedError, require
-from engine.models.spec import BlockSpec, ModelSpec, RopeSpec
+from engine.models.spec import ModelSpec, RopeSpec
 from engine.models.weights.parameters import LAYER, tensors
 
 
@@ -22,11 +21,7 @@ class _Alpha(msgspec.Struct):
 def hunyuan_v1_dense(fields: Fields) -> ModelSpec:
     """Llama, but for its norms and its rope."""
     model = decoder_spec(fields, qk_norm=True, ropes=[_rope(fields)] * fields.num_hidden_layers)
-
-    def late(block: BlockSpec) -> BlockSpec:
-        return replace(block, mixer=replace(self_attention(block), norms_behind_rope=True))
-
-    return replace(model, blocks=tuple(map(late, model.blocks)))
+    return with_attention(model, norms_behind_rope=True)
 
 
 def _rope(fields: Fields) -> RopeSpec:

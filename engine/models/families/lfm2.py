@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.models.family import Family, Fields, decoder_spec, uniform_rope, with_mixers
+from engine.models.family import Family, Fields, check_types, decoder_spec, uniform_rope, with_mixers
 from engine.models.layers.short_convolution import ShortConvolutionSpec
-from engine.models.requirements import Count, Positive, require, require_one_of
+from engine.models.requirements import Count, Positive, require
 from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import LAYER, tensors
 
@@ -80,10 +80,8 @@ class Lfm2Fields(ShortConvolutionFields):
 
 def convolution_model(fields: ShortConvolutionFields, types: Sequence[str], columns: int) -> ModelSpec:
     """Attention with norms of queries and keys, convolutions in the layers of that type."""
-    for layer_type in types:
-        require_one_of("layer_types", layer_type, TYPES)
     layers, taps = fields.num_hidden_layers, fields.taps
-    require(len(types) == layers, f"layer_types has {len(types)} entries for {layers} layers")
+    check_types(types, TYPES, layers)
     require(taps > 1, "conv_L_cache 1 is not supported")
     tied = fields.tie_word_embeddings if fields.tie_embedding is None else fields.tie_embedding
     plain = msgspec.structs.replace(

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import msgspec
 
-from engine.models.family import Family, Fields, decoder_spec, uniform_rope, with_experts
+from engine.models.family import Family, Fields, check_types, decoder_spec, uniform_rope, with_experts
 from engine.models.layers.expert_router import RouterSpec, Scoring
 from engine.models.layers.experts import ExpertsSpec, gated, or_one_by_one, stacked
 from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import self_attention
-from engine.models.requirements import Count, require, require_one_of
+from engine.models.requirements import Count, require
 from engine.models.spec import NO_ROPE, BlockSpec, ModelSpec, RopeSpec
 from engine.models.weights.parameters import LAYER, TensorRule, tensors
 
@@ -60,7 +60,7 @@ def llama4(fields: Llama4Fields) -> ModelSpec:
     """Layers with rope see a chunk, if there are any, unless config.json lists the chunked layers."""
     layers, sparse, has_chunks = fields.num_hidden_layers, fields.sparse, fields.attention_chunk_size is not None
     types = fields.layer_types or [CHUNKED if rope and has_chunks else FULL for rope in fields.roped]
-    require(len(types) == layers, f"layer_types has {len(types)} entries for {layers} layers")
+    check_types(types, (FULL, CHUNKED), layers)
     model = decoder_spec(
         msgspec.structs.replace(fields, layer_types=None, intermediate_size=fields.intermediate_size_mlp),
         ropes=_ropes(fields),
@@ -89,7 +89,6 @@ def _ropes(fields: Llama4Fields) -> list[RopeSpec]:
 
 def _attending(fields: Llama4Fields, block: BlockSpec, layer_type: str) -> BlockSpec:
     """The block with its chunk, and norms of queries and keys where it has rope."""
-    require_one_of("layer_types", layer_type, (FULL, CHUNKED))
     mixer, chunk = self_attention(block), None
     if layer_type == CHUNKED:
         chunk = fields.attention_chunk_size  # Llama Guard 4 has none

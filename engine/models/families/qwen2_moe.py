@@ -1,12 +1,9 @@
 """Qwen 1.5 and 2 with experts, and a shared expert behind a gate of its own."""
 
-from dataclasses import replace
-
 import msgspec
 
 from engine.models.families.qwen3_moe import QwenMoeFields
 from engine.models.family import Family, decoder_spec, with_experts
-from engine.models.layers.feed_forward import GatedSpec
 from engine.models.requirements import Count
 from engine.models.spec import ModelSpec
 
@@ -27,8 +24,8 @@ def qwen2_moe(fields: Qwen2MoeFields) -> ModelSpec:
         types = ["sliding_attention" if layer else "full_attention" for layer in slides]
         fields = msgspec.structs.replace(fields, layer_types=types)
     model = decoder_spec(fields, qkv_bias=fields.qkv_bias)
-    shared = GatedSpec(fields.shared_expert_intermediate_size, activation=fields.activation)
-    return with_experts(model, replace(fields.experts, shared=shared, shared_gate=True), fields.sparse_layers)
+    experts = fields.experts_beside(fields.shared_expert_intermediate_size)
+    return with_experts(model, experts, fields.sparse_layers)
 
 
 FAMILY = Family(

@@ -1,19 +1,15 @@
 """Qwen 3.5 with experts in all layers, and a shared expert behind a gate of its own."""
 
-from dataclasses import replace
-
 from engine.models.families.qwen3_5_text import qwen3_5
 from engine.models.families.qwen3_next import DEFAULTS, FIXED, SCALES, Qwen3NextFields
 from engine.models.family import Family, with_experts
 from engine.models.layers.experts import or_one_by_one, stacked
-from engine.models.layers.feed_forward import GatedSpec
 from engine.models.spec import ModelSpec
 
 
 def qwen3_5_moe(fields: Qwen3NextFields) -> ModelSpec:
     """The weights of the chosen experts are divided by their sum."""
-    shared = GatedSpec(fields.shared_expert_intermediate_size, activation=fields.activation)
-    experts = replace(fields.experts, shared=shared, shared_gate=True)
+    experts = fields.experts_beside(fields.shared_expert_intermediate_size)
     return with_experts(qwen3_5(fields), experts, range(fields.num_hidden_layers))
 
 

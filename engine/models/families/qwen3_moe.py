@@ -1,10 +1,12 @@
 """Qwen 3 with experts in all layers, or in every few."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from engine.models.family import Family, Fields, decoder_spec, with_experts
 from engine.models.layers.expert_router import RouterSpec
 from engine.models.layers.experts import ExpertsSpec
+from engine.models.layers.feed_forward import GatedSpec
 from engine.models.requirements import Count
 from engine.models.spec import ModelSpec
 
@@ -37,6 +39,11 @@ class QwenMoeFields(Fields):
             RouterSpec(normalised=self.norm_topk_prob),
             self.activation,
         )
+
+    def experts_beside(self, columns: int) -> ExpertsSpec:
+        """The same beside a shared expert of so many columns, which has a gate. Raises UnsupportedError."""
+        shared = GatedSpec(columns, activation=self.activation)
+        return replace(self.experts, shared=shared, shared_gate=True)
 
 
 def qwen3_moe(fields: QwenMoeFields) -> ModelSpec:

@@ -7,11 +7,17 @@ import msgspec
 from engine.models.families.gemma2 import plus_one
 from engine.models.families.glm4_moe import FURTHER, FurtherLayers
 from engine.models.families.qwen3_moe import QwenMoeFields
-from engine.models.family import Family, decoder_spec, linear_layers, uniform_rope, with_experts, with_mixers
+from engine.models.family import (
+    Family,
+    decoder_spec,
+    linear_layers,
+    uniform_rope,
+    with_attention,
+    with_experts,
+    with_mixers,
+)
 from engine.models.head_specs import MTPHeadSpec
 from engine.models.layers.delta_net import DeltaNetSpec
-from engine.models.layers.feed_forward import GatedSpec
-from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, require
 from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import LAYER, tensors
@@ -74,16 +80,14 @@ def delta_net_model(fields: DeltaNetFields) -> ModelSpec:
     plain = msgspec.structs.replace(fields, layer_types=None)
     ropes = [uniform_rope(plain, partial=True)] * fields.num_hidden_layers
     model = decoder_spec(plain, qk_norm=True, ropes=ropes)
-    blocks = (replace(block, mixer=replace(self_attention(block), gated=True)) for block in model.blocks)
     further = (PREDICTOR,) * fields.mtp_num_hidden_layers
-    model = replace(model, blocks=tuple(blocks), unserved=((PREDICTOR.prefix, FURTHER),), further_layers=further)
+    model = replace(with_attention(model, gated=True), unserved=((PREDICTOR.prefix, FURTHER),), further_layers=further)
     return with_mixers(model, fields.delta_net, linear_layers(fields.types, fields.num_hidden_layers))
 
 
 def qwen3_next(fields: Qwen3NextFields) -> ModelSpec:
     """Layers without experts are dense."""
-    shared = GatedSpec(fields.shared_expert_intermediate_size, activation=fields.activation)
-    experts = replace(fields.experts, shared=shared, shared_gate=True)
+    experts = fields.experts_beside(fields.shared_expert_intermediate_size)
     return with_experts(delta_net_model(fields), experts, fields.sparse_layers)
 
 
