@@ -1,5 +1,6 @@
 """Types and checks of config.json's keys."""
 
+import re
 from collections.abc import Mapping
 from types import NoneType
 from typing import Annotated, Any, get_args
@@ -26,6 +27,14 @@ def require_one_of(key: str, value: object, supported: tuple[Any, ...]) -> None:
     shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:80] + "..."
     named = ", ".join(str(other) for other in supported if other is not None) or "none"
     require(value in supported, f"{key} {shown} is not supported; supported: {named}")
+
+
+def require_expression(pattern: str, where: str) -> None:
+    """Raises UnsupportedError for what is no regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UnsupportedError(f"{where}, which is no expression") from error
 
 
 def without_nulls(given: Mapping[str, Any], fields: type[msgspec.Struct]) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from engine.models.requirements import require, require_one_of, without_nulls
-from engine.models.weights.published.packed import WORD, WORDS, PackedTensor, Zeros, matrix, packed_weights
-from engine.models.weights.published.packings import Packing, Packings, group_size, packings
-from engine.models.weights.published.quantised_tensor import Format, QuantisedTensor, companion
+from engine.models.weights.published.packed import WORD, WORDS, PackedFormat, PackedTensor, Zeros, matrix
+from engine.models.weights.published.packings import Packing, group_size, packings
+from engine.models.weights.published.quantised_tensor import Format, companion
 from engine.models.weights.sources.tensor_source import TensorSource
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -32,24 +32,13 @@ class _Fields(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class AWQ:
+class AWQ(PackedFormat):
     """A Format."""
-
-    packings: Packings
 
     @property
     def description(self) -> str:
         """See Format."""
         return f"AWQ{self.packings.usual.in_words}"
-
-    @property
-    def bits(self) -> int:
-        """See Format."""
-        return self.packings.usual.bits
-
-    def tensors(self, source: TensorSource) -> dict[str, QuantisedTensor]:
-        """See Format."""
-        return packed_weights(source, self.packings, self._tensor)
 
     def _tensor(self, source: TensorSource, name: str, packing: Packing) -> PackedTensor:
         words = f"{name}{WORDS}"

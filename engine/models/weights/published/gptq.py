@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from engine.models.requirements import require, require_one_of, without_nulls
-from engine.models.weights.published.packed import BITS, WORD, WORDS, PackedTensor, Zeros, matrix, packed_weights
-from engine.models.weights.published.packings import Packing, Packings, group_size, packings
-from engine.models.weights.published.quantised_tensor import Format, QuantisedTensor, companion, companion_if_any
+from engine.models.weights.published.packed import BITS, WORD, WORDS, PackedFormat, PackedTensor, Zeros, matrix
+from engine.models.weights.published.packings import Packing, group_size, packings
+from engine.models.weights.published.quantised_tensor import Format, companion, companion_if_any
 from engine.models.weights.sources.tensor_source import TensorSource
 
 LAYOUTS = {"gptq": 1, "gptq_v2": 0}
@@ -34,10 +34,9 @@ class _Fields(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class GPTQ:
+class GPTQ(PackedFormat):
     """A Format."""
 
-    packings: Packings
     added: int
     by_activation: bool
     """Whether groups are made in the order of activations, and not of inputs."""
@@ -46,15 +45,6 @@ class GPTQ:
     def description(self) -> str:
         """See Format."""
         return f"GPTQ of {self.bits} bits{self.packings.usual.in_words}"
-
-    @property
-    def bits(self) -> int:
-        """See Format."""
-        return self.packings.usual.bits
-
-    def tensors(self, source: TensorSource) -> dict[str, QuantisedTensor]:
-        """See Format."""
-        return packed_weights(source, self.packings, self._tensor)
 
     def _tensor(self, source: TensorSource, name: str, packing: Packing) -> PackedTensor:
         words = f"{name}{WORDS}"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from engine.models.requirements import require
+from engine.models.requirements import require_expression
 from engine.models.weights.sources.text_part import checkpoint_names
 
 EXPRESSION = "re:"
@@ -26,7 +26,7 @@ class Int8Inputs:
         """Raises UnsupportedError for an entry that is no expression."""
         for entry in (*self.ignored, *(target for targets, _ in self.groups for target in targets)):
             if entry.startswith(EXPRESSION):
-                require(_compiles(entry), f"quantization_config has {entry[:80]!r}, which is no expression")
+                require_expression(entry.removeprefix(EXPRESSION), f"quantization_config has {entry[:80]!r}")
 
     def has(self, module: str) -> bool:
         """Whether a module has such inputs, by its name in the text model.
@@ -56,11 +56,3 @@ def _is_class(entry: str, names: Collection[str]) -> bool:  # noqa: ARG001
 
 KINDS: tuple[Callable[[str, Collection[str]], bool], ...] = (_is_name, _matches, _is_class)
 """The most exact first, as compressed-tensors orders targets."""
-
-
-def _compiles(entry: str) -> bool:
-    try:
-        re.compile(entry.removeprefix(EXPRESSION))
-    except re.error:
-        return False
-    return True

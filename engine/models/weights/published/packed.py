@@ -1,6 +1,7 @@
 """Whole numbers of 4 or 8 bits packed into int32, with scales and zeros for groups of inputs."""
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,21 +169,29 @@ class PackedTensor:
         return numbers.T if axis == 0 else numbers
 
 
-def packed_weights(
-    source: TensorSource,
-    packings: Packings,
-    packed: Callable[[TensorSource, str, Packing], PackedTensor],
-) -> dict[str, QuantisedTensor]:
-    """The weights of all modules with a tensor that ends in WORDS; ``packed`` makes each.
+@dataclass(frozen=True)
+class PackedFormat(ABC):
+    """A Format, but for its description, of modules with a tensor that ends in WORDS."""
 
-    A module that has such a tensor and ought to be plain is left out: it has no weight.
-    """
-    modules = [name.removesuffix(WORDS) for name in source.names if name.endswith(WORDS)]
-    return {
-        f"{module}.weight": packed(source, module, packing)
-        for module in modules
-        if (packing := packings.of(module)) is not None
-    }
+    packings: Packings
+
+    @property
+    def bits(self) -> int:
+        """See Format."""
+        return self.packings.usual.bits
+
+    def tensors(self, source: TensorSource) -> dict[str, QuantisedTensor]:
+        """See Format. A module that has such a tensor and ought to be plain is left out: it has no weight."""
+        modules = [name.removesuffix(WORDS) for name in source.names if name.endswith(WORDS)]
+        return {
+            f"{module}.weight": self._tensor(source, module, packing)
+            for module in modules
+            if (packing := self.packings.of(module)) is not None
+        }
+
+    @abstractmethod
+    def _tensor(self, source: TensorSource, name: str, packing: Packing) -> PackedTensor:
+        """The weight of a module in its packing."""
 
 
 def matrix(source: TensorSource, name: str) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from engine.models.requirements import require, require_one_of
+from engine.models.requirements import require, require_expression, require_one_of
 from engine.models.weights.sources.text_part import checkpoint_names
 
 NOT_QUANTISED = "-:"
@@ -64,7 +64,7 @@ def packings(
     others: list[tuple[str, Packing | None]] = []
     for key, given in (dynamic or {}).items():
         pattern = key.removeprefix(NOT_QUANTISED).removeprefix(QUANTISED)
-        require(_compiles(pattern), f"quantization_config's dynamic has {key[:80]!r}, which is no expression")
+        require_expression(pattern, f"quantization_config's dynamic has {key[:80]!r}")
         if key.startswith(NOT_QUANTISED):
             others.append((pattern, None))
             continue
@@ -85,11 +85,3 @@ def group_size(given: int) -> int:
         given == -1 or 0 < given < 2**31, f"quantization_config's group_size {given} is not supported; -1 is all inputs"
     )
     return given
-
-
-def _compiles(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except re.error:
-        return False
-    return True
