@@ -29,6 +29,7 @@ from engine.step.backend_choice import choose_backend, xla_backend
 from engine.step.compilation import num_compilations
 from engine.step.execution_manager import ExecutionManager
 from engine.step.failures import Failures
+from engine.step.forward_programs import FORWARD
 from engine.step.runner import eSurgeRunner
 from engine.step.step_shapes import StepShapes
 
@@ -54,9 +55,9 @@ class FaultyManager(ExecutionManager):
 
     faults: dict[int, str]
 
-    def forward(self, layout):
-        """The step, or a fault."""
-        step = super().forward(layout)
+    def executable(self, name, size):
+        """A step, or a fault in its place."""
+        step = super().executable(name, size)
 
         def faulty(*arguments):
             fault = self.faults.pop(0, None)
@@ -69,7 +70,7 @@ class FaultyManager(ExecutionManager):
             self.unreadable = fault == "unreadable"
             return results
 
-        return faulty
+        return faulty if name == FORWARD else step
 
 
 class FaultyRunner(eSurgeRunner):

@@ -94,16 +94,16 @@ class RecordingManager(ExecutionManager):
         kept = FORWARD, WRITE_SLOTS, self.sampling.sampler(Need(0))
         return [program for program in super().programs(layout) if program.name in kept]
 
-    def forward(self, layout):
-        """The step, behind a recorder."""
-        step = super().forward(layout)
+    def executable(self, name, size):
+        """A step behind a recorder."""
+        step = super().executable(name, size)
 
         def recording(*arguments):
             cache, slots, logits, *rest = step(*arguments)
             self.logits = np.asarray(logits)[:, : self.num_tokens]
             return cache, slots, logits, *rest
 
-        return recording
+        return recording if name == FORWARD else step
 
 
 class RecordingRunner(eSurgeRunner):

@@ -12,7 +12,7 @@ from jax.errors import JaxRuntimeError
 
 from engine import build
 from engine.step.execution_manager import ExecutionManager
-from engine.step.inputs.layout import StepLayout
+from engine.step.forward_programs import FORWARD
 from ipc.commands.cli import main
 
 
@@ -32,11 +32,11 @@ class FaultyManager(ExecutionManager):
         self._countdown = self.every
         self._faults = itertools.cycle(("refused", "taken", "not finite"))
 
-    def forward(self, layout: StepLayout) -> Any:
-        """The step, or a fault instead of it, or of what it gave."""
-        step = super().forward(layout)
-        self._countdown -= layout.tokens > self._spared
-        if self._countdown:
+    def executable(self, name: str, size: int) -> Any:
+        """A step, or a fault instead of it, or of what it gave."""
+        step = super().executable(name, size)
+        self._countdown -= name == FORWARD and size > self._spared
+        if self._countdown or name != FORWARD:
             return step
         self._countdown = self.every
         fault = next(self._faults)

@@ -33,6 +33,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
+from engine.step.forward_programs import FORWARD, WRITE_SLOTS
 from engine.step.inputs.layout import StepLayout
 from engine.step.inputs.slot_state import SEPARATE
 from engine.step.runner import eSurgeRunner
@@ -63,17 +64,11 @@ class NullExecutionManager:
         """The smallest bucket that holds a step."""
         return next(layout for layout in self._layouts if layout.tokens >= num_tokens)
 
-    def forward(self, layout: StepLayout) -> Any:
-        """A step of no model."""
-        return _forward(layout, self.shapes)
-
-    def write_slots(self) -> Any:
-        """As a model's."""
-        return _write_slots(self.shapes)
-
-    def for_rows(self, name: str, rows: int) -> Any:  # noqa: ARG002 - one does for all
-        """No sampling."""
-        return _sampler(self.shapes.layout(rows), self.shapes)
+    def executable(self, name: str, size: int) -> Any:
+        """A step of no model, a write as a model's, or no sampling: one does for all of that."""
+        if name == WRITE_SLOTS:
+            return _write_slots(self.shapes)
+        return (_forward if name == FORWARD else _sampler)(self.shapes.layout(size), self.shapes)
 
 
 def null_engine(max_num_seqs: int) -> oEngine:
