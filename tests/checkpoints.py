@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from moe_checkpoints import MOE_VARIANTS, attention_shapes, has_experts, moe_shapes
+from moe_checkpoints import MISTRAL4, MOE_VARIANTS, attention_shapes, has_experts, moe_shapes
 from numpy.typing import NDArray
 from state_checkpoints import STATE_VARIANTS, has_states, norm_scale, state_shapes
 
@@ -320,6 +320,15 @@ VARIANTS = {
             "vision_config": {**TOWER, "model_type": "pixtral", "image_size": 28, "head_dim": 16},
         },
         seed=2,
+    ),
+    "mistral4": Variant(
+        {
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "model_type": "mistral3",
+            "text_config": {**SIZES, **MISTRAL4},
+            "vision_config": {**TOWER, "model_type": "pixtral", "image_size": 28, "head_dim": 16},
+        },
+        seed=6,
     ),
     "gemma4": Variant({**GEMMA4, "final_logit_softcapping": 20.0}, seed=2),
     "seed_oss": Variant({**SEED_OSS, "attention_out_bias": True, "rope_theta": 1000.0}, seed=2),

@@ -237,6 +237,20 @@ GLM4_MOE_LITE = {
     "rope_scaling": None,
     "routed_scaling_factor": 1.8,
 }
+MISTRAL4 = {
+    **DEEPSEEK_V3,
+    "model_type": "mistral4",
+    "first_k_dense_replace": 0,
+    "rope_scaling": None,
+    "rope_parameters": {
+        **YARN,
+        "rope_theta": 1000.0,
+        "llama_4_scaling_beta": 0.4,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+}
+"""Beside a vision tower, as it is published."""
 
 MOE_VARIANTS: dict[str, tuple[int, Config]] = {
     "qwen3_moe": (9, {**QWEN3_MOE, "norm_topk_prob": True, "mlp_only_layers": [0]}),
@@ -425,6 +439,7 @@ def feed_forward_shapes(config: Config, layer: int) -> Iterator[tuple[str, tuple
     ffn = config.get("moe_intermediate_size", config["intermediate_size"])
     shared = config.get("n_shared_experts", 1) * ffn
     sigmoid = ("glm4_moe", "solar_open", "dots1", "exaone_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+    sigmoid += ("mistral4",)
     if family in ("qwen3_moe", "qwen3_next", "qwen2_moe", "mellum", "olmoe", "ernie4_5_moe", *sigmoid):
         step = config.get("decoder_sparse_step", 1)
         dense = range(config.get("first_k_dense_replace", family in ("ernie4_5_moe", "exaone_moe")))
@@ -434,13 +449,12 @@ def feed_forward_shapes(config: Config, layer: int) -> Iterator[tuple[str, tuple
             yield from gated_shapes("mlp.", hidden, config["intermediate_size"])
             return
         yield "mlp.gate.weight", (experts, hidden)
-        for expert in range(experts):
-            yield from gated_shapes(f"mlp.experts.{expert}.", hidden, ffn)
+        yield from expert_shapes(config, experts, ffn)
         if family in ("qwen2_moe", "qwen3_next"):
             yield "mlp.shared_expert_gate.weight", (1, hidden)
             yield from gated_shapes("mlp.shared_expert.", hidden, config["shared_expert_intermediate_size"])
         if family in sigmoid:
-            if family != "deepseek_v2":
+            if family not in ("deepseek_v2", "mistral4"):
                 yield f"mlp.{'' if family == 'exaone_moe' else 'gate.'}e_score_correction_bias", (experts,)
             yield from gated_shapes("mlp.shared_experts.", hidden, shared)
         if family == "ernie4_5_moe":
@@ -492,6 +506,17 @@ def feed_forward_shapes(config: Config, layer: int) -> Iterator[tuple[str, tuple
         yield "router.per_expert_scale", (experts,)
         yield "experts.gate_up_proj", (experts, 2 * ffn, hidden)
         yield "experts.down_proj", (experts, hidden, ffn)
+
+
+def expert_shapes(config: Config, experts: int, ffn: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors of experts in Qwen's and DeepSeek's layers, one by one or stacked."""
+    hidden = config["hidden_size"]
+    if config["model_type"] == "mistral4":
+        yield "mlp.experts.gate_up_proj", (experts, 2 * ffn, hidden)
+        yield "mlp.experts.down_proj", (experts, hidden, ffn)
+    else:
+        for expert in range(experts):
+            yield from gated_shapes(f"mlp.experts.{expert}.", hidden, ffn)
 
 
 def gated_shapes(prefix: str, hidden: int, ffn: int) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import msgspec
 
-from engine.models.families.glm4_moe import FurtherLayers, SigmoidMoeFields, expert_rules
-from engine.models.family import Family, decoder_spec, uniform_rope, with_experts
+from engine.models.families.glm4_moe import FurtherLayers, SigmoidMoeFields, with_routed_experts
+from engine.models.family import Family, decoder_spec, uniform_rope
 from engine.models.layers.expert_router import RouterSpec
-from engine.models.layers.experts import ExpertsSpec
-from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.latent_attention import LatentAttentionSpec
 from engine.models.requirements import Count, UnsupportedError, require_one_of
 from engine.models.spec import BlockSpec, ModelSpec, RopeSpec
@@ -34,14 +32,15 @@ class DeepseekV2Fields(LatentFields):
     topk_method: str = "greedy"
 
 
-def latent_decoder_spec(fields: LatentFields) -> ModelSpec:
+def latent_decoder_spec(fields: LatentFields, rope: RopeSpec | None = None) -> ModelSpec:
     """A decoder whose layers all have latent attention, and gated feed-forwards.
 
-    ``attention_bias`` is of the projections to latents and of the last one.
+    ``attention_bias`` is of the projections to latents and of the last one. ``rope`` is by default
+    that of config.json's parameters.
     """
     require_one_of("num_key_value_heads", fields.num_key_value_heads, (fields.num_attention_heads, None))
     fields = msgspec.structs.replace(fields, head_dim=fields.qk_rope_head_dim, num_key_value_heads=None)
-    rope = replace(uniform_rope(fields), interleaved=fields.rope_interleave)
+    rope = replace(rope or uniform_rope(fields), interleaved=fields.rope_interleave)
     mixer = LatentAttentionSpec(
         fields.num_attention_heads,
         fields.kv_lora_rank,
@@ -74,7 +73,6 @@ def deepseek_v2(fields: DeepseekV2Fields) -> ModelSpec:
     """``norm_topk_prob`` is not read by transformers' code of this family."""
     if fields.num_experts_per_tok is None:
         raise UnsupportedError("there is no num_experts_per_tok")
-    size, activation = fields.moe_intermediate_size, fields.activation
     in_groups = fields.topk_method == "group_limited_greedy"
     router = RouterSpec(
         normalised=False,
@@ -83,10 +81,7 @@ def deepseek_v2(fields: DeepseekV2Fields) -> ModelSpec:
         groups_per_token=fields.topk_group or 1 if in_groups else 1,
         best_of_group=1,
     )
-    shared = GatedSpec(size * fields.n_shared_experts, activation=activation)
-    experts = ExpertsSpec(size, fields.n_routed_experts, fields.num_experts_per_tok, router, activation, shared=shared)
-    sparse = range(max(0, fields.first_k_dense_replace), fields.num_hidden_layers)
-    return expert_rules(with_experts(latent_decoder_spec(fields), experts, sparse), sparse)
+    return with_routed_experts(latent_decoder_spec(fields), fields, router)
 
 
 FAMILY = Family(

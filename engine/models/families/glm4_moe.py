@@ -53,7 +53,6 @@ def with_sigmoid_experts(
 
     ``rules`` are those of its routers' tensors, if they have other names than GLM's.
     """
-    size, activation = fields.moe_intermediate_size, fields.activation
     router = RouterSpec(
         Scoring.SIGMOID,
         normalised=fields.norm_topk_prob,
@@ -62,6 +61,18 @@ def with_sigmoid_experts(
         groups_per_token=fields.topk_group or 1,
         correction=True,
     )
+    return with_routed_experts(model, fields, router, sparse, rules)
+
+
+def with_routed_experts(
+    model: ModelSpec,
+    fields: SigmoidMoeFields,
+    router: RouterSpec,
+    sparse: Collection[int] | None = None,
+    rules: Mapping[str, TensorRule] = NO_RULES,
+) -> ModelSpec:
+    """``with_sigmoid_experts`` with another router."""
+    size, activation = fields.moe_intermediate_size, fields.activation
     shared = GatedSpec(size * fields.n_shared_experts, activation=activation)
     experts = ExpertsSpec(size, fields.n_routed_experts, fields.num_experts_per_tok, router, activation, shared=shared)
     if sparse is None:

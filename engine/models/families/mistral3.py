@@ -1,4 +1,4 @@
-"""Mistral Small 3.1, Ministral 3 and others with a vision tower, of which the text model is served."""
+"""Mistral Small 3.1 and 4, Ministral 3 and others with a vision tower, of which the text model is served."""
 
 from engine.models.family import Wrapper
 

@@ -111,7 +111,9 @@ class LatentAttention(nnx.Module):
     def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
         latents = x if self.query_latents is None else self.query_latents(x, step.adapters)
         q = linear(latents, self.q_kernel, None, step.adapters)
-        nope = self.spec.qk_nope_head_dim
+        query_scale, nope = step.rotations[self.rope][2], self.spec.qk_nope_head_dim
+        if query_scale is not None:
+            q = (q.astype(jnp.float32) * query_scale).astype(q.dtype)
         inputs = LatentInputs(
             q[..., :nope], self._turned(q[..., nope:], step), self._latents(x, step), self._projections(x.dtype, step)
         )
