@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from moe_checkpoints import MISTRAL4, MOE_VARIANTS, attention_shapes, has_experts, moe_shapes
+from moe_checkpoints import MISTRAL4, MOE_VARIANTS, QWEN3_VL_MOE, attention_shapes, has_experts, moe_shapes
 from numpy.typing import NDArray
 from state_checkpoints import STATE_VARIANTS, has_states, norm_scale, state_shapes
 
@@ -167,6 +167,7 @@ GEMMA4 = {
 WITH_NORM_BIAS = ("stablelm", "starcoder2")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 14}
+QWEN_TOWER = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 48}
 LLAMA3_ROPE = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -330,6 +331,32 @@ VARIANTS = {
         },
         seed=6,
     ),
+    "qwen2_5_vl": Variant(
+        {
+            **QWEN2,
+            "hidden_size": 64,
+            "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+            "model_type": "qwen2_5_vl",
+            "rope_theta": 1000.0,
+            "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]},
+            "vision_config": {**QWEN_TOWER, "out_hidden_size": 64},
+        },
+        seed=1,
+    ),
+    "qwen3_vl_moe": Variant(
+        {
+            "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+            "model_type": "qwen3_vl_moe",
+            "text_config": {
+                **SIZES,
+                **QWEN3_VL_MOE,
+                "rope_scaling": {"mrope_interleaved": True, "mrope_section": [4, 2, 2]},
+            },
+            "tie_word_embeddings": False,
+            "vision_config": {**QWEN_TOWER, "deepstack_visual_indexes": [0]},
+        },
+        seed=6,
+    ),
     "gemma4": Variant({**GEMMA4, "final_logit_softcapping": 20.0}, seed=2),
     "seed_oss": Variant({**SEED_OSS, "attention_out_bias": True, "rope_theta": 1000.0}, seed=2),
     "gemma": Variant({**GEMMA, "rope_theta": 1000.0, "tie_word_embeddings": False}),
@@ -381,12 +408,11 @@ def build_checkpoint(
 def random_tensors(config: dict[str, Any], seed: int) -> Tensors:
     """The tensors that config.json calls for, under the names transformers gives them.
 
-    Those of a text model beside a vision tower have the names that version 4 gave them.
+    Those of a text model beside a vision tower have the names that version 4 gave them, or those of Qwen.
     """
-    if "text_config" in config:
-        stored = random_tensors(config["text_config"], seed)
-        text = {f"language_model.{name}": tensor for name, tensor in stored.items()}
-        return text | {"vision_tower.post_layernorm.weight": np.ones(TOWER["hidden_size"], np.float32)}
+    if "vision_config" in config:
+        own = config.get("text_config") or {key: value for key, value in config.items() if key != "vision_config"}
+        return _beside_a_tower(config["model_type"], random_tensors(own, seed))
     rng = np.random.default_rng(seed)
     if has_states(config):
         shapes = state_shapes(config)
@@ -394,6 +420,17 @@ def random_tensors(config: dict[str, Any], seed: int) -> Tensors:
         shapes = moe_shapes(config) if has_experts(config) else _shapes(config)
     scale = _gemma_scale if config["model_type"] in GEMMAS else partial(norm_scale, config)
     return {name: _random(rng, name, shape, scale(name)).astype(np.float32) for name, shape in shapes.items()}
+
+
+def _beside_a_tower(family: str, stored: Tensors) -> Tensors:
+    tower = np.ones(TOWER["hidden_size"], np.float32)
+    if family == "qwen2_5_vl":
+        return stored | {"visual.merger.ln_q.weight": tower}
+    if family == "qwen3_vl_moe":
+        text = {name.replace("model.", "model.language_model."): tensor for name, tensor in stored.items()}
+        return text | {"model.visual.merger.norm.weight": tower}
+    text = {f"language_model.{name}": tensor for name, tensor in stored.items()}
+    return text | {"vision_tower.post_layernorm.weight": tower}
 
 
 def write_tensors(directory: Path, tensors: Tensors, *, files: int = 1, stored: str = "float32") -> None:
@@ -418,7 +455,7 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     family = config["model_type"]
     bias = config.get("attention_bias", family in ("glm4", "seed_oss", "starcoder2"))
-    qkv_bias = bias or family in ("qwen2", "stablelm")
+    qkv_bias = bias or family in ("qwen2", "qwen2_5_vl", "stablelm")
     output_bias = {"glm4": False, "helium": False, "seed_oss": config.get("attention_out_bias", False)}.get(
         family, bias
     )

@@ -250,7 +250,8 @@ MISTRAL4 = {
         "mscale_all_dim": 1.0,
     },
 }
-"""Beside a vision tower, as it is published."""
+QWEN3_VL_MOE = {**QWEN3_MOE, "model_type": "qwen3_vl_moe_text", "moe_intermediate_size": 16}
+"""Both are published beside a vision tower."""
 
 MOE_VARIANTS: dict[str, tuple[int, Config]] = {
     "qwen3_moe": (9, {**QWEN3_MOE, "norm_topk_prob": True, "mlp_only_layers": [0]}),
@@ -440,7 +441,16 @@ def feed_forward_shapes(config: Config, layer: int) -> Iterator[tuple[str, tuple
     shared = config.get("n_shared_experts", 1) * ffn
     sigmoid = ("glm4_moe", "solar_open", "dots1", "exaone_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
     sigmoid += ("mistral4",)
-    if family in ("qwen3_moe", "qwen3_next", "qwen2_moe", "mellum", "olmoe", "ernie4_5_moe", *sigmoid):
+    if family in (
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen2_moe",
+        "mellum",
+        "olmoe",
+        "ernie4_5_moe",
+        "qwen3_vl_moe_text",
+        *sigmoid,
+    ):
         step = config.get("decoder_sparse_step", 1)
         dense = range(config.get("first_k_dense_replace", family in ("ernie4_5_moe", "exaone_moe")))
         if "mlp_layer_types" in config:
@@ -514,6 +524,9 @@ def expert_shapes(config: Config, experts: int, ffn: int) -> Iterator[tuple[str,
     if config["model_type"] == "mistral4":
         yield "mlp.experts.gate_up_proj", (experts, 2 * ffn, hidden)
         yield "mlp.experts.down_proj", (experts, hidden, ffn)
+    elif config["model_type"] == "qwen3_vl_moe_text":
+        yield "mlp.experts.gate_up_proj", (experts, hidden, 2 * ffn)
+        yield "mlp.experts.down_proj", (experts, ffn, hidden)
     else:
         for expert in range(experts):
             yield from gated_shapes(f"mlp.experts.{expert}.", hidden, ffn)

@@ -15,7 +15,7 @@ from engine.models.family import Family
 from engine.models.family_names import FAMILIES, check_family, named_families
 from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
-from engine.models.model_config import families_in, read_model_config
+from engine.models.model_config import families_in, read_config_file, read_model_config
 from engine.models.rope import inverse_frequencies
 from engine.models.spec import BlockSpec, ModelSpec, RopeSpec
 from engine.models.weights.sources.opening import check_weights
@@ -152,7 +152,7 @@ def test_a_missing_key_means_what_transformers_assumes(
 @pytest.mark.parametrize("family", sorted(DECODERS.keys() & CONFIG_MAPPING.keys()))
 def test_the_end_that_no_config_names_is_that_of_transformers(family: str) -> None:
     """Each family has a default of its own there, or none."""
-    assert DECODERS[family].defaults.get("eos_token_id") == CONFIG_MAPPING[family]().eos_token_id
+    assert DECODERS[family].defaults.get("eos_token_id") == getattr(CONFIG_MAPPING[family](), "eos_token_id", None)
 
 
 def test_mistral_without_kv_heads_has_eight(tmp_path: Path) -> None:
@@ -313,6 +313,20 @@ def test_what_is_beside_a_text_model_holds_where_it_says_nothing_itself(tmp_path
 
     assert said.published is not None and said.dtype == "bfloat16"
     assert unsaid.published is None and unsaid.dtype == "float16"
+
+
+def test_a_text_model_may_be_described_beside_its_tower_where_it_is_published_so(tmp_path: Path) -> None:
+    """Qwen2.5-VL is; of others a text_config is asked for."""
+    flat = VARIANTS["qwen2_5_vl"].config
+    text = {key: value for key, value in flat.items() if key not in ("architectures", "model_type", "vision_config")}
+    outer = {key: value for key, value in flat.items() if key not in text}
+    configs = {"flat": flat, "wrapped": {**outer, "text_config": text}, "other": {"model_type": "qwen3_vl"}}
+    for name, config in configs.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+
+    assert read_config_file(tmp_path / "flat.json") == read_config_file(tmp_path / "wrapped.json")
+    with pytest.raises(ConfigurationError, match="no text_config"):
+        read_config_file(tmp_path / "other.json")
 
 
 @pytest.mark.parametrize(

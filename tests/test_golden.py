@@ -66,7 +66,7 @@ OF_TPU = ("deepseek_v3", "gemma2", "gemma3", "gemma4", "gpt_oss", "llama4", "mix
 OF_TPU += ("falcon_h1", "granite_hybrid", "hunyuan_dense", "lfm2", "nemotron_h", "qwen3_next")
 """Variants of every mechanism, which thorough runs try there; those of all others are exhaustive."""
 OF_OTHERS = ("arcee", "bamba", "cwm", "helium", "hyperclovax", "mellum", "solar_open", "vaultgemma", "youtu")
-OF_OTHERS += ("mistral4",)
+OF_OTHERS += ("mistral4", "qwen2_5_vl", "qwen3_vl_moe")
 """Variants of which other variants have every mechanism: exhaustive on the CPU's kernels, too. All others are tried there."""
 
 

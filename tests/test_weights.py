@@ -269,6 +269,20 @@ def test_a_text_model_beside_other_parts_has_the_head_that_is_stored(tmp_path: P
     assert_same(load(untied), load(tmp_path / "again"))
 
 
+def test_experts_of_qwen3_vl_may_be_stored_either_way_round(tmp_path: Path) -> None:
+    """As they are published, and as transformers 5 saves them under the same names."""
+    published = build_checkpoint(tmp_path / "published", "qwen3_vl_moe")
+    saved = shutil.copytree(published, tmp_path / "saved")
+    tensors = tensors_of("qwen3_vl_moe")
+    turned = {name: np.ascontiguousarray(tensors[name].swapaxes(1, 2)) for name in tensors if ".experts." in name}
+    write_tensors(saved, tensors | turned)
+
+    assert_same(load(published), load(saved))
+    write_tensors(saved, tensors | {name: tensor[:, :-1] for name, tensor in turned.items()})
+    with pytest.raises(ConfigurationError, match=r"experts\.\w+_proj has shape"):
+        load(saved)
+
+
 @pytest.mark.parametrize(("rows", "block"), [(144, 4096), (144, 50), (100, 4096)])
 def test_a_head_unlike_its_embedding_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, block: int

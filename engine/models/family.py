@@ -120,6 +120,8 @@ class Wrapper:
     """What is not served, by the prefix of its tensors."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Values that its code in transformers uses whatever ``text_config`` has."""
+    is_flat: bool = False
+    """Without a ``text_config`` the text model's keys are beside those of other parts."""
 
 
 def decoder_spec(

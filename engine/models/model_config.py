@@ -44,7 +44,7 @@ class _Kind(msgspec.Struct):
 class _Text(msgspec.Struct):
     """The keys of a Wrapper's ``config.json``."""
 
-    text_config: dict[str, Any]
+    text_config: dict[str, Any] | None = None
 
 
 class _Eos(msgspec.Struct):
@@ -122,6 +122,9 @@ def _unwrapped(
     if isinstance(wrapper, Family):
         return None, given
     text = msgspec.convert(given, _Text).text_config
+    if text is None:
+        require(wrapper.is_flat, "there is no text_config")
+        text = {**given, "model_type": wrapper.text}
     text = {"model_type": wrapper.text, **text, "architectures": None}
     kind = text["model_type"]
     require(

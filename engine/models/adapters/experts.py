@@ -127,7 +127,6 @@ class AdaptedExpertsKernel(WithSlots):
         return AdaptedExperts(value, MaskedExperts(*forms))
 
     @property
-    def _rules(self) -> list[TensorRule]:
-        """The rule, and the one for checkpoints that have experts otherwise."""
-        rule = self.parameter.rule
-        return [rule] if rule.otherwise is None else [rule, rule.otherwise]
+    def _rules(self) -> tuple[TensorRule, ...]:
+        """The rule, and those for checkpoints that have experts otherwise."""
+        return self.parameter.rule.alternatives

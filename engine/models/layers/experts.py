@@ -51,10 +51,14 @@ def stacked(gate_up: str, down: str, *, stored: str = STACKED, down_stored: str 
     }
 
 
+def or_else(rules: Mapping[str, TensorRule], others: Mapping[str, TensorRule]) -> dict[str, TensorRule]:
+    """The rules, but for checkpoints whose experts are stored as by others."""
+    return {name: replace(rule, otherwise=others[name]) for name, rule in rules.items()}
+
+
 def or_one_by_one(rules: Mapping[str, TensorRule], prefix: str) -> dict[str, TensorRule]:
     """The rules, but for checkpoints in which llm-compressor has split the experts to quantise them."""
-    split = one_by_one(prefix, "gate_proj", "up_proj", "down_proj")
-    return {name: replace(rule, otherwise=split[name]) for name, rule in rules.items()}
+    return or_else(rules, one_by_one(prefix, "gate_proj", "up_proj", "down_proj"))
 
 
 def gated(name: str, prefix: str) -> dict[str, TensorRule]:

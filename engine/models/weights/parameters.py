@@ -90,7 +90,12 @@ class TensorRule:
     transform: Callable[[NDArray[Any]], NDArray[Any]] | None = None
     """Applied to float32 numbers, each by itself."""
     otherwise: "TensorRule | None" = None
-    """The rule for a checkpoint without the first of these tensors."""
+    """The rule for a checkpoint without these tensors, or with others of these names."""
+
+    @property
+    def alternatives(self) -> "tuple[TensorRule, ...]":
+        """The rule and those that it names, the usual one first."""
+        return (self,) if self.otherwise is None else (self, *self.otherwise.alternatives)
 
 
 def tensors(

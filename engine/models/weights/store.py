@@ -59,11 +59,18 @@ class Served:
         return [(self.parameter, layer) for layer in self.sources]
 
     def found_in(self, source: TensorSource) -> "Served":
-        """With the rule for the tensors that a source has."""
-        other = self.parameter.rule.otherwise
-        if other is None or any(name in source.names for layer in self.sources for name in self.tensors(layer)):
+        """With the rule for the tensors that a source has: in their shapes, or if none fits, by their names."""
+        if self.parameter.rule.otherwise is None:
             return self
-        return replace(self, parameter=replace(self.parameter, rule=other))
+        named = []
+        for rule in self.parameter.rule.alternatives:
+            other = replace(self, parameter=replace(self.parameter, rule=rule))
+            every = (piece for part in other.parts for piece in pieces(*part))
+            shapes = {piece.tensor: piece.stored for piece in every if piece.tensor in source.names}
+            if shapes and all(source.info(name).shape == shape for name, shape in shapes.items()):
+                return other
+            named += [other] if shapes else []
+        return named[0] if named else other
 
     def tensors(self, layer: int | None) -> list[str]:
         """The checkpoint's tensors of one of its parts."""
