@@ -32,12 +32,13 @@ def exaone4(fields: Exaone4Fields) -> ModelSpec:
     return hybrid_decoder(fields, fields.sliding_window_pattern, NormPlan.AFTER)
 
 
+DEFAULTS = {"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "eos_token_id": 2}
 FIXED = {"use_sliding_window": True, "max_window_layers": 1_000_000, "attention_bias": False, "mlp_bias": False}
 FAMILY = Family(
     "exaone4",
     "Exaone4ForCausalLM",
     exaone4,
     fields=Exaone4Fields,
-    defaults={"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "eos_token_id": 2},
+    defaults=DEFAULTS,
     fixed=FIXED,
 )
