@@ -145,7 +145,41 @@ STABLELM = {
     "model_type": "stablelm",
     **SIZES,
     "hidden_size": 64,
+    "num_key_value_heads": 1,
     "use_qkv_bias": True,
+    "use_parallel_residual": True,
+    "qk_layernorm": True,
+}
+OLMO = {"architectures": ["OlmoForCausalLM"], "model_type": "olmo", "head_dim": 16, **SIZES, "pad_token_id": 0}
+PHI = {
+    "architectures": ["PhiForCausalLM"],
+    "model_type": "phi",
+    **SIZES,
+    "hidden_size": 64,
+    "hidden_act": "gelu_new",
+    "layer_norm_eps": 1e-5,
+}
+GPT_NEOX = {
+    **PHI,
+    "architectures": ["GPTNeoXForCausalLM"],
+    "model_type": "gpt_neox",
+    "num_key_value_heads": 4,
+    "hidden_act": "gelu",
+}
+NEMOTRON = {
+    "architectures": ["NemotronForCausalLM"],
+    "model_type": "nemotron",
+    **SIZES,
+    "head_dim": 16,
+    "hidden_act": "relu2",
+}
+GRANITE_SWA = {
+    **GRANITE,
+    "architectures": ["GraniteSWAForCausalLM"],
+    "model_type": "granite_swa",
+    "num_hidden_layers": 5,
+    "sliding_window": 8,
+    "layer_rope_theta": [0, 100.0, 1000.0, 100.0, 1000.0],
 }
 GEMMA4 = {
     "architectures": ["Gemma4ForCausalLM"],
@@ -164,7 +198,12 @@ GEMMA4 = {
     "vocab_size_per_layer_input": 144,
     "tie_word_embeddings": False,
 }
-WITH_NORM_BIAS = ("stablelm", "starcoder2")
+WITH_NORM_BIAS = ("gpt_neox", "nemotron", "phi", "stablelm", "starcoder2")
+NAMES = {
+    "gpt_neox": ("gpt_neox", "embed_in", "final_layer_norm", "embed_out"),
+    "phi": ("model", "embed_tokens", "final_layernorm", "lm_head"),
+}
+"""What the body, the embedding, the last norm and the head are called, if it is not as in Llama."""
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 14}
 QWEN_TOWER = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 48}
@@ -296,6 +335,7 @@ VARIANTS = {
         },
         seed=1,
     ),
+    "olmo": Variant({**OLMO, "clip_qkv": 1.5, "rope_theta": 1000.0}, seed=0),
     "olmo2": Variant({**OLMO2, "num_key_value_heads": 4, "rope_theta": 1000.0}, seed=2),
     "olmo3": Variant({**OLMO3, "num_hidden_layers": 5, "rope_scaling": {**YARN, "attention_factor": 1.2}}),
     "smollm3": Variant({**SMOLLM3, "num_hidden_layers": 4, "no_rope_layer_interval": 2, "rope_theta": 1000.0}, seed=2),
@@ -375,7 +415,11 @@ VARIANTS = {
     ),
     "hunyuan_dense": Variant(HUNYUAN, seed=26),
     "starcoder2": Variant({**STARCODER2, "rope_theta": 1000.0, "tie_word_embeddings": False}, seed=3),
-    "stablelm": Variant({**STABLELM, "rope_theta": 1000.0}, seed=0),
+    "stablelm": Variant({**STABLELM, "rope_theta": 1000.0}, seed=6),
+    "phi": Variant({**PHI, "rope_theta": 1000.0}, seed=10),
+    "gpt_neox": Variant({**GPT_NEOX, "rotary_pct": 0.5, "rotary_emb_base": 1000}, seed=8),
+    "nemotron": Variant({**NEMOTRON, "rope_theta": 1000.0}, seed=2),
+    "granite_swa": Variant({**GRANITE_SWA, "tie_word_embeddings": False}, seed=5),
     "exaone4": Variant({**EXAONE4, "num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_theta": 1000.0}, seed=3),
     **{
         name: Variant({**SIZES, **config}, seed=seed)
@@ -454,7 +498,7 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     family = config["model_type"]
-    bias = config.get("attention_bias", family in ("glm4", "seed_oss", "starcoder2"))
+    bias = config.get("attention_bias", family in ("glm4", "phi", "seed_oss", "starcoder2"))
     qkv_bias = bias or family in ("qwen2", "qwen2_5_vl", "stablelm")
     output_bias = {"glm4": False, "helium": False, "seed_oss": config.get("attention_out_bias", False)}.get(
         family, bias
@@ -472,15 +516,25 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         for expert in range(config["num_local_experts"]):
             linears |= {f"block_sparse_moe.experts.{expert}.{name}": (ffn, hidden, False) for name in ("w1", "w3")}
             linears[f"block_sparse_moe.experts.{expert}.w2"] = (hidden, ffn, False)
+    elif family == "phi":
+        linears["self_attn.dense"] = linears.pop("self_attn.o_proj")
+        linears |= {"mlp.fc1": (ffn, hidden, True), "mlp.fc2": (hidden, ffn, True)}
+    elif family == "gpt_neox":
+        linears = {"attention.query_key_value": (3 * q, hidden, True), "attention.dense": (hidden, q, True)}
+        linears |= {"mlp.dense_h_to_4h": (ffn, hidden, True), "mlp.dense_4h_to_h": (hidden, ffn, True)}
     elif family == "starcoder2":
         linears |= {"mlp.c_fc": (ffn, hidden, True), "mlp.c_proj": (hidden, ffn, True)}
     elif family in ("phi3", "glm4"):
         linears |= {"mlp.gate_up_proj": (2 * ffn, hidden, False), "mlp.down_proj": (hidden, ffn, False)}
     else:
-        parts = ("up",) if family in ("apertus", "arcee") else ("gate", "up")
+        parts = ("up",) if family in ("apertus", "arcee", "nemotron") else ("gate", "up")
         linears |= {f"mlp.{name}_proj": (ffn, hidden, config.get("mlp_bias", False)) for name in parts}
         linears["mlp.down_proj"] = (hidden, ffn, config.get("mlp_bias", False))
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if family == "olmo":
+        norms = {}
+    if family in ("phi", "stablelm"):
+        norms = {"input_layernorm": hidden}
     if family == "youtu":
         linears, norms = {name: shape for name, shape in linears.items() if name.startswith("mlp.")}, {}
     if family == "vaultgemma":
@@ -501,11 +555,12 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         norms = {"post_attention_layernorm": hidden, "post_feedforward_layernorm": hidden}
         sizes = (head_dim, head_dim) if family == "exaone4" else (q, kv)
         norms |= {"self_attn.q_norm": sizes[0], "self_attn.k_norm": sizes[1]}
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    body, embedding, norm, head = NAMES.get(family, ("model", "embed_tokens", "norm", "lm_head"))
+    shapes: dict[str, tuple[int, ...]] = {f"{body}.{embedding}.weight": (vocabulary, hidden)}
     if family == "gemma4_text":
         return shapes | _gemma4_shapes(config)
     for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}"
+        prefix = f"{body}.layers.{layer}"
         if family == "youtu":
             own = attention_shapes(config, layer)
             shapes |= {f"{prefix}.{name}": shape for name, shape in own.items()}
@@ -514,16 +569,30 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             if has_bias:
                 shapes[f"{prefix}.{name}.bias"] = (outputs,)
         shapes |= {f"{prefix}.{name}.weight": (size,) for name, size in norms.items()}
+        if family == "stablelm":
+            heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
+            for part, count in heads.items():
+                names = (f"{prefix}.self_attn.{part}_layernorm.norms.{head}.weight" for head in range(count))
+                shapes |= dict.fromkeys(names, (head_dim,))
+        if family == "granite_swa":
+            shapes[f"{prefix}.self_attn.sinks"] = (config["num_attention_heads"],)
         if family in WITH_NORM_BIAS:
             shapes |= {f"{prefix}.{name}.bias": (size,) for name, size in norms.items()}
         if family == "apertus":
             numbers = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
             shapes |= {f"{prefix}.mlp.act_fn.{name}": shape for name, shape in numbers.items()}
-    shapes["model.norm.weight"] = (hidden,)
+    if family != "olmo":
+        shapes[f"{body}.{norm}.weight"] = (hidden,)
     if family in WITH_NORM_BIAS:
-        shapes["model.norm.bias"] = (hidden,)
+        shapes[f"{body}.{norm}.bias"] = (hidden,)
+    if family == "phi":
+        shapes["lm_head.bias"] = (vocabulary,)
     if not config.get("tie_word_embeddings", family in (*GEMMAS, "smollm3", "ernie4_5", "vaultgemma", "youtu")):
-        shapes["lm_head.weight"] = (vocabulary, hidden)
+        shapes[f"{head}.weight"] = (vocabulary, hidden)
+    if family == "gpt_neox":  # the masks that Pythia's checkpoints have, and nothing reads
+        for layer in range(config["num_hidden_layers"]):
+            shapes |= {f"{body}.layers.{layer}.attention.bias": (1, 1, 64, 64)}
+            shapes |= {f"{body}.layers.{layer}.attention.masked_bias": ()}
     return shapes
 
 

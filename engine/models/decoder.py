@@ -138,6 +138,11 @@ class Decoder(nnx.Module):
         self.lm_head = (
             None if model.tied_embeddings else make.table("lm_head", axes, tensors("lm_head.weight"), padding=padding)
         )
+        names = {"vocabulary": partition.padded_vocab_size}
+        bias = tensors("lm_head.bias")
+        self.lm_head_bias = (
+            make.bias("lm_head_bias", names, bias, exact=True, padding=padding) if model.head_bias else None
+        )
         self.partition = partition
         make.require_all_rules_used()
 
@@ -196,14 +201,24 @@ class Decoder(nnx.Module):
 
         ``adapters`` are those of these rows.
         """
-        return logits(hidden, self.head, self.partition, adapters)
+        bias = None if self.lm_head_bias is None else self.lm_head_bias[...]
+        return logits(hidden, self.head, self.partition, adapters, bias)
 
 
 def logits(
-    hidden: Array, head: Weight | AdaptedTable, partition: Partition, adapters: AdapterRows | None = None
+    hidden: Array,
+    head: Weight | AdaptedTable,
+    partition: Partition,
+    adapters: AdapterRows | None = None,
+    bias: Array | None = None,
 ) -> Array:
-    """f[..., hidden] -> f32[..., part of the vocabulary]; padding is below all tokens."""
+    """f[..., hidden] -> f32[..., part of the vocabulary]; padding is below all tokens.
+
+    ``bias`` f32[part of the vocabulary] is added first.
+    """
     found, cap = table_logits(hidden, head, adapters), partition.model.logit_soft_cap
+    if bias is not None:
+        found = found + bias.reshape((1,) * (found.ndim - 1) + (-1,))
     if partition.model.logit_scale != 1.0:
         found = found * np.float32(partition.model.logit_scale)
     if cap is not None:

@@ -40,8 +40,8 @@ class DecoderLayer(nnx.Module):
         )
         mlp_norm = "pre_feedforward_layernorm" if norms.after else "post_attention_layernorm"
         norms = spec.feed_forward_norms or norms
-        feed = spec.feed_forward
-        self.mlp_norm = norm("mlp_norm", mlp_norm, norms.before and not spec.is_parallel and feed is not None)
+        feed, has_own = spec.feed_forward, spec.parallel_norm or not spec.is_parallel
+        self.mlp_norm = norm("mlp_norm", mlp_norm, norms.before and feed is not None and has_own)
         self.mlp = None if feed is None else feed.build(model.hidden_size, make)
         self.mlp_post_norm = norm("mlp_post_norm", "post_feedforward_layernorm", norms.after and feed is not None)
         self.is_parallel, self.multipliers = spec.is_parallel, spec.multipliers
@@ -59,12 +59,14 @@ class DecoderLayer(nnx.Module):
         if step.adapters is not None and step.adapters.axis is not None:
             return self._on_parts(x, caches, places, step, step.adapters)
         rows, scale = step.rows, self.residual_scale
-        written, normed = list(caches), _normed(x, self.attention_norm, rows)
+        written, given, normed = list(caches), x, _normed(x, self.attention_norm, rows)
         if self.mixer is not None:
             written, mixed = self._mixed(normed, written, places, step)
             x = rows.added(x, _normed(mixed, self.attention_post_norm, rows), scale)
         if self.mlp is not None:
-            fed = self.mlp(normed if self.is_parallel else _normed(x, self.mlp_norm, rows), step)
+            shares = self.is_parallel and self.mlp_norm is None
+            seen = normed if shares else _normed(given if self.is_parallel else x, self.mlp_norm, rows)
+            fed = self.mlp(seen, step)
             fed = scaled(fed, self.multipliers.feed_forward_output)
             x = rows.added(x, _normed(fed, self.mlp_post_norm, rows), scale)
         if self.per_layer_input is not None and own is not None:
@@ -102,7 +104,7 @@ class DecoderLayer(nnx.Module):
 
 def stream_norm(name: str, stored: str, model: ModelSpec, make: ParameterFactory) -> RMSNorm:
     """A norm of the residual stream, or of what is added to it; ``stored`` begins the names of its tensors."""
-    hidden, rule = {"hidden": model.hidden_size}, tensors(f"{stored}.weight")
+    hidden, rule = {"hidden": model.hidden_size}, tensors(f"{stored}.weight") if model.norm_scales else None
     bias = tensors(f"{stored}.bias") if model.norm_bias else None
     return RMSNorm(name, hidden, model.rms_norm_eps, rule, make, centered=model.centered_norms, bias=bias)
 

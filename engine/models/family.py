@@ -99,6 +99,8 @@ class Family:
 
     ``ModelSpec.tensors`` has those of parameters that not every config of the family has.
     """
+    aliases: tuple[str, ...] = ()
+    """Other names of the architecture that config.json may have."""
 
     def filled(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """A config.json with what the family assumes. Raises UnsupportedError."""

@@ -144,8 +144,9 @@ def _family(given: dict[str, Any], families: Mapping[str, Family | Wrapper]) -> 
     family = families.get(kind.model_type or "")
     if family is None:
         raise UnsupportedError(unsupported(kind.model_type, families))
+    names = (family.architecture, *(family.aliases if isinstance(family, Family) else ()))
     require(
-        not kind.architectures or family.architecture.lower() in map(str.lower, kind.architectures),
+        not kind.architectures or not {*map(str.lower, names)}.isdisjoint(map(str.lower, kind.architectures)),
         f"architectures {kind.architectures} are not supported; supported are {family.architecture}",
     )
     return family

@@ -118,6 +118,8 @@ class BlockSpec:
     """Attention and feed-forward are multiplied by it before they are added."""
     is_parallel: bool = False
     """Attention and feed-forward see the same input, and are added together."""
+    parallel_norm: bool = False
+    """They do, but the feed-forward's norm is its own (GPT-NeoX)."""
     output_scale: bool = False
     """The residual stream behind the layer is multiplied by a learned number."""
     feed_forward_norms: NormPlan | None = None
@@ -156,9 +158,13 @@ class ModelSpec:
     rms_norm_eps: float = 1e-6
     centered_norms: bool = False
     """Norms subtract the mean first."""
+    norm_scales: bool = True
+    """Those of the residual stream have scales."""
     norm_bias: bool = False
     """Those of the residual stream, which subtract the mean, add a bias of their own last."""
     tied_embeddings: bool = False
+    head_bias: bool = False
+    """Logits have a bias, before the scale."""
     embedding_multiplier: float | None = None
     """Factor of embedded tokens, applied in the dtype of the activations."""
     logit_scale: float = 1.0

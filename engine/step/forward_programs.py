@@ -221,7 +221,10 @@ class ForwardPrograms:
 
         def of_first(count: int) -> Array:
             rows = None if adapters is None else AdapterRows(adapters.slots[batch.sampled[:count]], adapters.num_slots)
-            return jnp.pad(decoder.logits(sampled[:count], rows), ((0, layout.rows - count), (0, 0)))
+            found = decoder.logits(sampled[:count], rows)
+            if decoder.lm_head_bias is not None:
+                found = zero_behind(found, batch.num_logits, decoder.head)
+            return jnp.pad(found, ((0, layout.rows - count), (0, 0)))
 
         if len(counts) == 1:
             return of_first(counts[0])

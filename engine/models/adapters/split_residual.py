@@ -45,7 +45,7 @@ def normed(part: Array, norm: RMSNorm, weight: Kernel | Adapted, rows: AdapterRo
 
     Also the rows with ``low`` of the kernel that reads it.
     """
-    assert rows.axis is not None
+    assert rows.axis is not None and norm.scale is not None
     factors, size = _factors(weight), part.shape[1]
     if factors is None:
         return norm(whole(part, rows.axis)), rows

@@ -10,5 +10,4 @@ FAMILY = Family(
     fields=CohereFields,
     defaults={"rope_theta": 500_000.0, "tie_word_embeddings": True, "eos_token_id": 255001},
     fixed={"use_sliding_window": False, "layer_types": None, "mlp_bias": False},
-    supported={"use_qk_norm": (False, None)},
 )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 
-from engine.models.family import Family, Fields, decoder_spec, layer_pattern, uniform_rope
+from engine.models.family import Family, Fields, decoder_spec, layer_pattern, uniform_rope, with_attention
 from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, Positive
 from engine.models.spec import NO_ROPE, BlockSpec, ModelSpec
@@ -16,6 +16,7 @@ class CohereFields(Fields):
     layer_norm_eps: Positive = 1e-5
     logit_scale: Positive = 0.0625
     sliding_window_pattern: Count = 4
+    use_qk_norm: bool = False
 
 
 def cohere(fields: CohereFields) -> ModelSpec:
@@ -25,7 +26,9 @@ def cohere(fields: CohereFields) -> ModelSpec:
         msgspec.structs.replace(fields, rms_norm_eps=fields.layer_norm_eps),
         ropes=[rope] * fields.num_hidden_layers,
         logit_scale=fields.logit_scale,
+        qk_norm=fields.use_qk_norm,
     )
+    model = with_attention(model, norms_by_head=fields.use_qk_norm)
     blocks = tuple(replace(block, is_parallel=True) for block in model.blocks)
     return replace(model, blocks=blocks, centered_norms=True)
 
@@ -48,5 +51,5 @@ FAMILY = Family(
     cohere2,
     fields=CohereFields,
     defaults={"tie_word_embeddings": True, "eos_token_id": 255001},
-    fixed={"use_sliding_window": True, "mlp_bias": False, "head_dim": None},
+    fixed={"use_sliding_window": True, "mlp_bias": False, "head_dim": None, "use_qk_norm": False},
 )

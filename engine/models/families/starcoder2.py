@@ -5,10 +5,9 @@ from dataclasses import replace
 import msgspec
 
 from engine.models.family import Family, Fields, decoder_spec
-from engine.models.layers.feed_forward import GatedSpec
+from engine.models.layers.feed_forward import GatedSpec, plain_rules
 from engine.models.requirements import Positive
 from engine.models.spec import ModelSpec
-from engine.models.weights.parameters import LAYER, tensors
 
 
 class Starcoder2Fields(Fields):
@@ -23,12 +22,7 @@ def starcoder2(fields: Starcoder2Fields) -> ModelSpec:
     bias = fields.use_bias
     fields = msgspec.structs.replace(fields, attention_bias=bias, rms_norm_eps=fields.norm_epsilon)
     plain = GatedSpec(fields.intermediate_size, bias, fields.activation, gated=False)
-    kinds = {"kernel": "weight", "bias": "bias"} if bias else {"kernel": "weight"}
-    rules = {
-        f"mlp.{name}_{kind}": tensors(f"{LAYER}mlp.{stored}.{suffix}")
-        for name, stored in (("gate_up", "c_fc"), ("down", "c_proj"))
-        for kind, suffix in kinds.items()
-    }
+    rules = plain_rules("c_fc", "c_proj", bias=bias)
     model = decoder_spec(fields, feed_forward=plain)
     return replace(model, centered_norms=True, norm_bias=True, tensors=tuple(rules.items()))
 

@@ -43,6 +43,16 @@ class GatedSpec:
         return GatedMLP(self, hidden_size, make)
 
 
+def plain_rules(up: str, down: str, *, bias: bool, layer: str = LAYER) -> dict[str, TensorRule]:
+    """The rules of a feed-forward without a gate, by the names of its products in a layer's ``mlp``."""
+    kinds = {"kernel": "weight", "bias": "bias"} if bias else {"kernel": "weight"}
+    return {
+        f"mlp.{name}_{kind}": tensors(f"{layer}mlp.{stored}.{suffix}")
+        for name, stored in (("gate_up", up), ("down", down))
+        for kind, suffix in kinds.items()
+    }
+
+
 class XIELU(nnx.Module):
     """An activation of which each layer has learned both sides (Huang and Schlag 2024)."""
 

@@ -13,7 +13,7 @@ class RMSNorm(nnx.Module):
     """Root mean square norm (Zhang and Sennrich 2019), f[..., hidden], computed in float32.
 
     If ``centered``, the mean is subtracted first (Ba et al. 2016). ``bias`` is the rule of one that
-    is added last.
+    is added last. Without ``rule`` there are no scales. Of two axes, heads and head_dim, each head is normed by itself.
     """
 
     def __init__(
@@ -21,18 +21,20 @@ class RMSNorm(nnx.Module):
         name: str,
         axes: Axes,
         eps: float,
-        rule: TensorRule,
+        rule: TensorRule | None,
         make: ParameterFactory,
         *,
         centered: bool = False,
         bias: TensorRule | None = None,
+        kv_replicas: int = 1,
     ) -> None:
-        self.scale = make.scale(f"{name}.scale", axes, rule)
+        self.scale = None if rule is None else make.scale(f"{name}.scale", axes, rule, kv_replicas=kv_replicas)
         self.bias = None if bias is None else make.bias(f"{name}.bias", axes, bias, exact=True)
         self.eps, self.centered = eps, centered
 
     def __call__(self, x: Array, rows: RowOperations = XLA_ROWS) -> Array:
+        scale = jnp.ones(x.shape[-1:], jnp.float32) if self.scale is None else self.scale[...]
         if self.bias is None:
-            return rows.normed(x, self.scale[...], self.eps, centered=self.centered)
-        normed = rows.normed(x.astype(jnp.float32), self.scale[...], self.eps, centered=self.centered)
+            return rows.normed(x, scale, self.eps, centered=self.centered)
+        normed = rows.normed(x.astype(jnp.float32), scale, self.eps, centered=self.centered)
         return (normed + self.bias[...].reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)

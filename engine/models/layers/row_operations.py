@@ -15,7 +15,10 @@ class RowOperations(Protocol):
     """Hashable; results have the dtype of the first argument."""
 
     def normed(self, x: Array, scale: Array, eps: float, *, centered: bool) -> Array:
-        """The norm f[..., hidden] of rows, by f32[hidden] scales; see RMSNorm."""
+        """The norm f[..., hidden] of rows, by f32[hidden] scales; see RMSNorm.
+
+        XLA's has f32[heads, head_dim] for f[..., heads, head_dim], too.
+        """
 
     def gated(self, gate_up: Array, activation: Activation) -> Array:
         """f[..., 2, n] of gate and up -> f[..., n]."""
@@ -34,7 +37,7 @@ class XLARows:
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         wide = wide * norm_factor(wide, eps)
         # Scales stay float32: else XLA would convert all scales of a stack before each scan.
-        return (wide * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
+        return (wide * scale.reshape((1,) * (x.ndim - scale.ndim) + scale.shape)).astype(x.dtype)
 
     def gated(self, gate_up: Array, activation: Activation) -> Array:
         """See RowOperations."""

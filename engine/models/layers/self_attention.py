@@ -1,9 +1,10 @@
 """Self-attention with grouped kv heads, and the norms of its queries, keys and values."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -54,6 +55,10 @@ class SelfAttentionSpec:
     """It is, but the gates have a kernel of their own and are not beside the queries (AFMoE)."""
     norms_behind_rope: bool = False
     """``qk_norm`` is of the rotated heads (Hunyuan)."""
+    clip: float | None = None
+    """Queries, keys and values are clamped to it, on both sides of 0 (OLMo)."""
+    norms_by_head: bool = False
+    """``qk_norm`` subtracts the mean, and has scales of each head's own (Command R+)."""
     input_size: int | None = None
     """Numbers of a token's input, where they are not the model's hidden size."""
 
@@ -132,6 +137,7 @@ class SelfAttention(nnx.Module):
         sinks = tensors(f"{LAYER}self_attn.sinks")
         self.sinks = make.scale("attention.sinks", {"heads": spec.num_heads}, sinks) if spec.sinks else None
         self.norms = QKVNorms(spec, self.parts, model.rms_norm_eps, kv_heads, make)
+        self.clip = None if spec.clip is None else np.float32(spec.clip)
         self.scores, self.axis, self.paged_head_dim = spec.scores, make.axis, model.head_dim
         self.rope, self.interleaved = model.ropes.index(spec.rotated), spec.rope.interleaved
         is_changed = spec.gated or self.interleaved or self.norms.has_any or spec.head_dim != model.head_dim
@@ -139,6 +145,8 @@ class SelfAttention(nnx.Module):
 
     def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
         grouped = linear(x, self.qkv_kernel, self.qkv_bias, step.adapters)
+        if self.clip is not None:
+            grouped = jnp.clip(grouped, -self.clip, self.clip)
         q, k, v, gate = grouped[..., : self.queries, :], None, None, None
         if "k" in self.parts:
             k, v = grouped[..., self.queries, :], grouped[..., -1, :]
@@ -184,16 +192,21 @@ class QKVNorms(nnx.Module):
     """The RMSNorms that a SelfAttentionSpec asks for, each f[..., head_dim] or over all heads."""
 
     def __init__(self, spec: SelfAttentionSpec, parts: str, eps: float, kv_heads: int, make: ParameterFactory) -> None:
-        head = {"head_dim": spec.head_dim}
-        self.q, self.k = (
-            RMSNorm(f"attention.{part}_norm", head, eps, _norm_rule(part), make)
-            if spec.qk_norm and part in parts
-            else None
-            for part in "qk"
-        )
+        head, replicas = {"head_dim": spec.head_dim}, kv_heads // spec.num_kv_heads
+
+        def norm(part: str, heads: Axes, copies: int) -> RMSNorm | None:
+            if not spec.qk_norm or part not in parts:
+                return None
+            name, rule = f"attention.{part}_norm", _norm_rule(part)
+            if not spec.norms_by_head:
+                return RMSNorm(name, head, eps, rule, make)
+            (axis,) = heads
+            rule = replace(rule, stored=f"{axis} head_dim", repeated=(0,))
+            return RMSNorm(name, {**heads, **head}, eps, rule, make, centered=True, kv_replicas=copies)
+
+        self.q, self.k = norm("q", {"heads": spec.num_heads}, 1), norm("k", {"kv_heads": kv_heads}, replicas)
         self.behind_rope = spec.norms_behind_rope
         every = {"kv_heads": kv_heads, "group": spec.num_heads // kv_heads + 1, **head}
-        replicas = kv_heads // spec.num_kv_heads
         self.joint = JointNorm("attention.qk_norm", every, eps, make, replicas) if spec.joint_qk_norm else None
         self.qk_eps, self.v_eps = eps if spec.unit_qk_norm else None, eps if spec.value_norm else None
 

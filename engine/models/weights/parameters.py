@@ -126,7 +126,7 @@ class Parameter:
     """Copies of each kv head or group of the rule's ``repeated`` tensors, one per device that
     needs it."""
     padding: int = 0
-    """Rows of zeros at the end of a table that the checkpoint does not have."""
+    """Rows of zeros at the end of a table, or of a bias of logits, that the checkpoint does not have."""
     exact: bool = False
     """It stays float32, whatever the dtype of the model."""
     whole: str | None = None

@@ -43,7 +43,9 @@ def pieces(parameter: Parameter, layer: int | None) -> list[Piece]:
     found: dict[str, list[Piece]] = {}
     for number, template in enumerate(parameter.rule.tensors):
         for at in _indices(template, dict(parameter.axes)):
-            piece = _piece(parameter, number, template.format(layer=layer, **at), at)
+            copies = _copies(parameter, number)
+            named = {name: index // copies if name in SHARED else index for name, index in at.items()}
+            piece = _piece(parameter, number, template.format(layer=layer, **named), at)
             others = found.setdefault(piece.tensor, [])
             others.append(_after(others, piece))
     # the last piece of a tensor has the whole shape
@@ -70,10 +72,15 @@ def _piece(parameter: Parameter, number: int, tensor: str, at: dict[str, int]) -
             start, sizes[along] = sum(rule.sizes[:number]), rule.sizes[number]
         region[along] = slice(start, start + sizes[along])
     groups = stored_axes(parameter, sizes)
-    is_repeated = number > 0 if rule.repeated is None else number in rule.repeated
-    repeats = parameter.kv_replicas if is_repeated else 1
+    repeats = _copies(parameter, number)
     shape = tuple(math.prod(_stored_size(parameter, name, sizes[name], repeats) for name in group) for group in groups)
     return Piece(tensor, groups, sizes, region, repeats, shape, (0,) * len(groups), shape)
+
+
+def _copies(parameter: Parameter, number: int) -> int:
+    """How often the parameter has each kv head or group of the rule's tensor of this number."""
+    repeated = parameter.rule.repeated
+    return parameter.kv_replicas if (number > 0 if repeated is None else number in repeated) else 1
 
 
 def _stored_size(parameter: Parameter, name: str, size: int, repeats: int) -> int:
@@ -83,10 +90,11 @@ def _stored_size(parameter: Parameter, name: str, size: int, repeats: int) -> in
 
 
 def _after(others: list[Piece], piece: Piece) -> Piece:
-    """A piece after the others of the same tensor, along the fused axis."""
-    if not others:
+    """A piece after the others of the same tensor, along the fused axis; without such it is a copy."""
+    along = [name for name, at in piece.region.items() if isinstance(at, slice)]
+    if not others or not along:
         return piece
-    (fused,) = (name for name, at in piece.region.items() if isinstance(at, slice))
+    (fused,) = along
     axis = next(number for number, group in enumerate(piece.groups) if fused in group)
     begin, end = others[-1].stored[axis], others[-1].stored[axis] + piece.shape[axis]
     begins, stored = list(piece.begins), list(piece.stored)
