@@ -43,6 +43,18 @@ class Glm4MoeFields(SigmoidMoeFields):
     num_nextn_predict_layers: FurtherLayers = 1
 
 
+def sigmoid_router(fields: SigmoidMoeFields) -> RouterSpec:
+    """DeepSeek-V3's."""
+    return RouterSpec(
+        Scoring.SIGMOID,
+        normalised=fields.norm_topk_prob,
+        scale=fields.routed_scaling_factor,
+        groups=fields.n_group or 1,
+        groups_per_token=fields.topk_group or 1,
+        correction=True,
+    )
+
+
 def with_sigmoid_experts(
     model: ModelSpec,
     fields: SigmoidMoeFields,
@@ -54,14 +66,7 @@ def with_sigmoid_experts(
     ``rules`` are those of its routers' tensors, if they have other names than GLM's.
     """
     size, activation = fields.moe_intermediate_size, fields.activation
-    router = RouterSpec(
-        Scoring.SIGMOID,
-        normalised=fields.norm_topk_prob,
-        scale=fields.routed_scaling_factor,
-        groups=fields.n_group or 1,
-        groups_per_token=fields.topk_group or 1,
-        correction=True,
-    )
+    router = sigmoid_router(fields)
     shared = GatedSpec(size * fields.n_shared_experts, activation=activation)
     experts = ExpertsSpec(size, fields.n_routed_experts, fields.num_experts_per_tok, router, activation, shared=shared)
     if sparse is None:
