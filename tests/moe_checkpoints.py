@@ -344,6 +344,7 @@ MOE_VARIANTS: dict[str, tuple[int, Config]] = {
     ),
     "mellum": (5, MELLUM),
     "hy_v3": (3, HY_V3),
+    "cohere2_moe": (11, COHERE2_MOE),
     "mimo_v2": (2, MIMO_V2),
     "qwen2_moe": (4, {**QWEN2_MOE, "mlp_only_layers": [1]}),
     "gpt_oss": (1, GPT_OSS),
