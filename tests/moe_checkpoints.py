@@ -346,6 +346,7 @@ MOE_VARIANTS: dict[str, tuple[int, Config]] = {
     "hy_v3": (3, HY_V3),
     "cohere2_moe": (11, COHERE2_MOE),
     "mimo_v2": (2, MIMO_V2),
+    "phimoe": (1, PHIMOE),
     "qwen2_moe": (4, {**QWEN2_MOE, "mlp_only_layers": [1]}),
     "gpt_oss": (1, GPT_OSS),
     "glm4_moe": (

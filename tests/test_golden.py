@@ -126,7 +126,9 @@ class RecordingRunner(eSurgeRunner):
     def dispatch(self, plan):
         """Dispatch, and note what the rows that sample were given."""
         step = super().dispatch(plan)
-        assert any(plan.samples) or not self._manager.logits.any(), "logits that nobody needs"
+        bias = self._manager.decoder.head_bias
+        least = 0 if bias is None else np.asarray(bias[...])[: self._manager.num_tokens]
+        assert any(plan.samples) or (self._manager.logits == least).all(), "logits that nobody needs"
         logprobs = np.asarray(jax.nn.log_softmax(self._manager.logits, axis=-1))
         for row, sequence in enumerate(plan.sequences):
             if plan.samples[row]:

@@ -141,6 +141,8 @@ def test_sizes_of_one_layer_are_found_however_its_number_is_written(tmp_path: Pa
         ("cohere2_moe", {"prefix_dense_intermediate_size": None}, "need prefix_dense_intermediate_size"),
         ("mimo_v2", {"swa_num_key_value_heads": 1}, "swa_num_key_value_heads 1 is not supported; supported: 2"),
         ("mimo_v2", {"hybrid_layer_pattern": [0, 1, 1, 1]}, "hybrid_layer_pattern .* is not supported"),
+        ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok 1 is not supported"),
+        ("phimoe", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear' needs short_mscale and long_mscale"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv 8.0 is not supported"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias True is not supported"),
         ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),

@@ -138,6 +138,12 @@ class Decoder(nnx.Module):
         self.lm_head = (
             None if model.tied_embeddings else make.table("lm_head", axes, tensors("lm_head.weight"), padding=padding)
         )
+        bias = tensors("lm_head.bias")
+        self.head_bias = (
+            make.bias("head_bias", {"vocabulary": rows[0]}, bias, exact=True, padding=padding)
+            if model.head_bias
+            else None
+        )
         self.partition = partition
         make.require_all_rules_used()
 
@@ -196,14 +202,20 @@ class Decoder(nnx.Module):
 
         ``adapters`` are those of these rows.
         """
-        return logits(hidden, self.head, self.partition, adapters)
+        bias = None if self.head_bias is None else self.head_bias[...]
+        return logits(hidden, self.head, self.partition, adapters, bias)
 
 
 def logits(
-    hidden: Array, head: Weight | AdaptedTable, partition: Partition, adapters: AdapterRows | None = None
+    hidden: Array,
+    head: Weight | AdaptedTable,
+    partition: Partition,
+    adapters: AdapterRows | None = None,
+    bias: Array | None = None,
 ) -> Array:
     """f[..., hidden] -> f32[..., part of the vocabulary]; padding is below all tokens."""
     found, cap = table_logits(hidden, head, adapters), partition.model.logit_soft_cap
+    found = found if bias is None else found + bias.reshape((1,) * (found.ndim - 1) + (-1,))
     if partition.model.logit_scale != 1.0:
         found = found * np.float32(partition.model.logit_scale)
     if cap is not None:

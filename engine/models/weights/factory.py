@@ -79,10 +79,16 @@ class ParameterFactory:
         kv_replicas: int = 1,
         exact: bool = False,
         whole: str | None = None,
+        padding: int = 0,
     ) -> nnx.Param[Array]:
-        """Zeros [*axes]; an ``exact`` one stays float32, and devices do not split ``whole``."""
+        """Zeros [*axes]; an ``exact`` one stays float32, and devices do not split ``whole``.
+
+        Of a vocabulary the last ``padding`` are not in the checkpoint.
+        """
         rule, every = self._rule(name, rule), tuple(axes.items())
-        parameter = Parameter(name, Role.VECTOR, every, rule, kv_replicas=kv_replicas, exact=exact, whole=whole)
+        parameter = Parameter(
+            name, Role.VECTOR, every, rule, kv_replicas=kv_replicas, padding=padding, exact=exact, whole=whole
+        )
         return nnx.Param(jnp.zeros(parameter.shape), declared=parameter)
 
     def array(self, name: str, axes: Axes, rule: TensorRule) -> nnx.Param[Array]:
