@@ -344,6 +344,7 @@ MOE_VARIANTS: dict[str, tuple[int, Config]] = {
     ),
     "mellum": (5, MELLUM),
     "hy_v3": (3, HY_V3),
+    "hunyuan_moe": (2, HUNYUAN_MOE),
     "cohere2_moe": (11, COHERE2_MOE),
     "mimo_v2": (2, MIMO_V2),
     "phimoe": (1, PHIMOE),

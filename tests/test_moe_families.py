@@ -137,6 +137,8 @@ def test_sizes_of_one_layer_are_found_however_its_number_is_written(tmp_path: Pa
         ("exaone_moe", {"swiglu_limits": [7.0] * 4}, "swiglu_limits .* is not supported"),
         ("afmoe", {"n_group": 2}, "n_group 2 is not supported"),
         ("hy_v3", {"mlp_bias": True}, "mlp_bias True is not supported"),
+        ("hunyuan_moe", {"moe_topk": [2]}, "moe_topk has 1 entries for 3 layers"),
+        ("hunyuan_moe", {"use_cla": True}, "use_cla True is not supported"),
         ("cohere2_moe", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling .* is not supported"),
         ("cohere2_moe", {"prefix_dense_intermediate_size": None}, "need prefix_dense_intermediate_size"),
         ("mimo_v2", {"swa_num_key_value_heads": 1}, "swa_num_key_value_heads 1 is not supported; supported: 2"),
