@@ -400,6 +400,7 @@ MOE_VARIANTS: dict[str, tuple[int, Config]] = {
     "exaone_moe": (6, EXAONE_MOE),
     "afmoe": (6, AFMOE),
     "ernie4_5_moe": (0, ERNIE_MOE),
+    "axk1": (0, AXK1),
     "deepseek_v2": (9, DEEPSEEK_V2),
     "deepseek_v2_lite": (
         0,

@@ -40,6 +40,7 @@ def read(directory: Path, variant: str, **overrides: Any) -> Any:
         ("mellum", {"mlp_layer_types": None, "mlp_only_layers": [0], "decoder_sparse_step": 2}, [0, 1, 2, 3]),
         ("exaone_moe", {}, [1, 2, 3]),
         ("hy_v3", {}, [1, 2]),
+        ("axk1", {"first_k_dense_replace": 0, "moe_layer_freq": 2}, [0, 2]),
         ("mimo_v2", {"mlp_layer_types": ["sparse", "dense"] * 2}, [0, 2]),
         ("cohere2_moe", {"mlp_layer_types": ["sparse", "dense"] * 2}, [0, 2]),
         ("exaone_moe", {"mlp_layer_types": ["dense", "sparse"] * 2, "first_k_dense_replace": 0}, [1, 3]),
