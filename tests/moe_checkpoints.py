@@ -346,6 +346,7 @@ MOE_VARIANTS: dict[str, tuple[int, Config]] = {
     "hy_v3": (3, HY_V3),
     "hunyuan_moe": (2, HUNYUAN_MOE),
     "cohere2_moe": (11, COHERE2_MOE),
+    "granite_moe_swa": (4, GRANITE_MOE_SWA),
     "mimo_v2": (2, MIMO_V2),
     "phimoe": (1, PHIMOE),
     "qwen2_moe": (4, {**QWEN2_MOE, "mlp_only_layers": [1]}),
