@@ -33,6 +33,44 @@ MELLUM = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     },
 }
+HY_V3 = {
+    "architectures": ["HYV3ForCausalLM"],
+    "model_type": "hy_v3",
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 24,
+    "rope_theta": 1000.0,
+}
+HUNYUAN_MOE = {
+    "architectures": ["HunYuanMoEV1ForCausalLM"],
+    "model_type": "hunyuan_v1_moe",
+    "head_dim": 16,
+    "intermediate_size": 24,
+    "num_experts": 5,
+    "moe_topk": [2, 3, 2],
+    "rope_theta": 100.0,
+    "rope_scaling": {"type": "dynamic", "alpha": 10.0, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+}
+COHERE2_MOE = {
+    "architectures": ["Cohere2MoeForCausalLM"],
+    "model_type": "cohere2_moe",
+    "head_dim": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 4,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "prefix_dense_intermediate_size": 40,
+    "sliding_window": 8,
+    "sliding_window_pattern": 3,
+    "rms_norm_eps": None,
+    "expert_selection_fn": "sigmoid",
+    "rope_theta": 1000.0,
+    "tie_word_embeddings": True,
+}
 QWEN2_MOE = {
     "architectures": ["Qwen2MoeForCausalLM"],
     "model_type": "qwen2_moe",
@@ -74,6 +112,23 @@ SOLAR_OPEN = {
     "attention_bias": True,
     "rope_scaling": YARN,
 }
+MIMO_V2 = {
+    "architectures": ["MiMoV2FlashForCausalLM"],
+    "model_type": "mimo_v2_flash",
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "v_head_dim": 12,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "sliding_window_size": 7,
+    "num_hidden_layers": 4,
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+    },
+}
 GRANITE_MOE = {
     "architectures": ["GraniteMoeForCausalLM"],
     "model_type": "granitemoe",
@@ -86,6 +141,36 @@ GRANITE_MOE = {
     "attention_multiplier": 0.1,
     "logits_scaling": 0.5,
     "rope_theta": 1000.0,
+}
+GRANITE_MOE_SWA = {
+    **GRANITE_MOE,
+    "architectures": ["GraniteMoeSWAForCausalLM"],
+    "model_type": "granitemoe_swa",
+    "shared_intermediate_size": 40,
+    "sliding_window": 8,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "layer_rope_theta": [0, 1000.0, 100.0],
+}
+PHIMOE = {
+    "architectures": ["PhimoeForCausalLM"],
+    "model_type": "phimoe",
+    "head_dim": 16,
+    "intermediate_size": 24,
+    "num_local_experts": 5,
+    "router_jitter_noise": 0.3,
+    "attention_bias": True,
+    "lm_head_bias": True,
+    "sliding_window": 8,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 1000.0,
+    "rope_scaling": {
+        "type": "longrope",
+        "short_factor": [1.0, 1.1, 1.2, 1.4, 1.6, 2.0, 2.5, 3.0],
+        "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0],
+        "short_mscale": 1.2,
+        "long_mscale": 1.3,
+        "original_max_position_embeddings": 64,
+    },
 }
 LLAMA4 = {
     "architectures": ["Llama4ForCausalLM"],
@@ -252,6 +337,7 @@ MISTRAL4 = {
 }
 QWEN3_VL_MOE = {**QWEN3_MOE, "model_type": "qwen3_vl_moe_text", "moe_intermediate_size": 16}
 """Both are published beside a vision tower."""
+AXK1 = {**DEEPSEEK_V3, "architectures": ["AXK1ForCausalLM"], "model_type": "axk1"}
 
 MOE_VARIANTS: dict[str, tuple[int, Config]] = {
     "qwen3_moe": (9, {**QWEN3_MOE, "norm_topk_prob": True, "mlp_only_layers": [0]}),
@@ -272,6 +358,12 @@ MOE_VARIANTS: dict[str, tuple[int, Config]] = {
         },
     ),
     "mellum": (5, MELLUM),
+    "hy_v3": (3, HY_V3),
+    "hunyuan_moe": (2, HUNYUAN_MOE),
+    "cohere2_moe": (11, COHERE2_MOE),
+    "granite_moe_swa": (4, GRANITE_MOE_SWA),
+    "mimo_v2": (2, MIMO_V2),
+    "phimoe": (1, PHIMOE),
     "qwen2_moe": (4, {**QWEN2_MOE, "mlp_only_layers": [1]}),
     "gpt_oss": (1, GPT_OSS),
     "glm4_moe": (
@@ -324,6 +416,7 @@ MOE_VARIANTS: dict[str, tuple[int, Config]] = {
     "exaone_moe": (6, EXAONE_MOE),
     "afmoe": (6, AFMOE),
     "ernie4_5_moe": (0, ERNIE_MOE),
+    "axk1": (0, AXK1),
     "deepseek_v2": (9, DEEPSEEK_V2),
     "deepseek_v2_lite": (
         0,
@@ -367,6 +460,8 @@ def moe_shapes(config: Config) -> Shapes:
     shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
     if not config.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (vocabulary, hidden)
+    if config["model_type"] == "phimoe":
+        shapes |= {"model.norm.bias": (hidden,), "lm_head.bias": (vocabulary,)}
     for layer in range(config["num_hidden_layers"]):
         own = {**attention_shapes(config, layer), **dict(feed_forward_shapes(config, layer))}
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in own.items()}
@@ -382,26 +477,34 @@ def attention_shapes(config: Config, layer: int) -> Shapes:
     if family == "gemma4_text" and config["layer_types"][layer] == "full_attention":
         head_dim = config["global_head_dim"]
     q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    values, output = kv, q
+    if family == "mimo_v2_flash":
+        kv *= 1 + (config["layer_types"][layer] == "sliding_attention")
+        values, output = kv // head_dim * config["v_head_dim"], config["num_attention_heads"] * config["v_head_dim"]
     qkv_bias = config.get("attention_bias", family in ("qwen2_moe", "gpt_oss"))
     output_bias = qkv_bias and family not in ("qwen2_moe", "glm4_moe", "solar_open")
     shapes: Shapes = {}
     gates = q if family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text") else 0
-    for name, size, bias in (("q", q + gates, qkv_bias), ("k", kv, qkv_bias), ("v", kv, qkv_bias)):
+    for name, size, bias in (("q", q + gates, qkv_bias), ("k", kv, qkv_bias), ("v", values, qkv_bias)):
         shapes[f"self_attn.{name}_proj.weight"] = (size, hidden)
         if bias:
             shapes[f"self_attn.{name}_proj.bias"] = (size,)
-    shapes["self_attn.o_proj.weight"] = (hidden, q)
+    shapes["self_attn.o_proj.weight"] = (hidden, output)
     if output_bias:
         shapes["self_attn.o_proj.bias"] = (hidden,)
-    if family.startswith(("qwen3_", "dots1", "exaone_moe", "afmoe", "mellum", "gemma4_text")) or (
+    if family == "hunyuan_v1_moe":
+        shapes |= {f"self_attn.{name}_layernorm.weight": (head_dim,) for name in ("query", "key")}
+    if family.startswith(("qwen3_", "hy_v3", "dots1", "exaone_moe", "afmoe", "mellum", "gemma4_text")) or (
         config.get("use_qk_norm") and family == "glm4_moe"
     ):
         shapes |= {"self_attn.q_norm.weight": (head_dim,), "self_attn.k_norm.weight": (head_dim,)}
     if family in ("minimax_m2", "olmoe"):
         shapes |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
-    if family == "gpt_oss":
+    if family in ("gpt_oss", "granitemoe_swa"):
         shapes["self_attn.sinks"] = (config["num_attention_heads"],)
-    norms = ["input_layernorm", "post_attention_layernorm"]
+    if family == "mimo_v2_flash" and config["layer_types"][layer] == "sliding_attention":
+        shapes["self_attn.attention_sink_bias"] = (config["num_attention_heads"],)
+    norms = ["input_layernorm", "post_attention_layernorm"][: 1 if family == "cohere2_moe" else 2]
     if family == "afmoe":
         shapes["self_attn.gate_proj.weight"] = (q, hidden)
         norms += ["pre_mlp_layernorm", "post_mlp_layernorm"]
@@ -409,6 +512,8 @@ def attention_shapes(config: Config, layer: int) -> Shapes:
         shapes["layer_scalar"] = (1,)
         names = ("post_feedforward_layernorm", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2")
         norms += ["pre_feedforward_layernorm", "pre_feedforward_layernorm_2", *names]
+    if family == "phimoe":
+        shapes |= {f"{name}.bias": (hidden,) for name in norms}
     return shapes | {f"{name}.weight": (hidden,) for name in norms}
 
 
@@ -439,8 +544,10 @@ def feed_forward_shapes(config: Config, layer: int) -> Iterator[tuple[str, tuple
     experts = next(config[key] for key in EXPERTS if key in config)
     ffn = config.get("moe_intermediate_size", config["intermediate_size"])
     shared = config.get("n_shared_experts", 1) * ffn
-    sigmoid = ("glm4_moe", "solar_open", "dots1", "exaone_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+    sigmoid = ("glm4_moe", "solar_open", "dots1", "exaone_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "axk1")
     sigmoid += ("mistral4",)
+    if family == "axk1":
+        yield "post_mlp_layernorm.weight", (hidden,)
     if family in (
         "qwen3_moe",
         "qwen3_next",
@@ -464,13 +571,40 @@ def feed_forward_shapes(config: Config, layer: int) -> Iterator[tuple[str, tuple
             yield "mlp.shared_expert_gate.weight", (1, hidden)
             yield from gated_shapes("mlp.shared_expert.", hidden, config["shared_expert_intermediate_size"])
         if family in sigmoid:
-            if family not in ("deepseek_v2", "mistral4"):
+            if family not in ("axk1", "deepseek_v2", "mistral4"):
                 yield f"mlp.{'' if family == 'exaone_moe' else 'gate.'}e_score_correction_bias", (experts,)
             yield from gated_shapes("mlp.shared_experts.", hidden, shared)
         if family == "ernie4_5_moe":
             yield "mlp.moe_statics.e_score_correction_bias", (1, experts)
             yield from gated_shapes("mlp.shared_experts.", hidden, config["moe_num_shared_experts"] * ffn)
-    elif family == "afmoe":
+    elif family == "hunyuan_v1_moe":
+        yield "mlp.gate.wg.weight", (experts, hidden)
+        for expert in range(experts):
+            yield from gated_shapes(f"mlp.experts.{expert}.", hidden, ffn)
+        yield from gated_shapes("mlp.shared_mlp.", hidden, ffn)
+    elif family == "cohere2_moe":
+        if layer < config["first_k_dense_replace"]:
+            yield from gated_shapes("mlp.", hidden, config["prefix_dense_intermediate_size"])
+            return
+        yield "mlp.gate.weight", (experts, hidden)
+        for expert in range(experts):
+            yield from gated_shapes(f"mlp.experts.{expert}.", hidden, ffn)
+        yield from gated_shapes("mlp.shared_experts.", hidden, config["num_shared_experts"] * ffn)
+    elif family == "granitemoe_swa":
+        yield "block_sparse_moe.router.weight", (experts, hidden)
+        yield "block_sparse_moe.experts.gate_up_proj", (experts, 2 * ffn, hidden)
+        yield "block_sparse_moe.experts.down_proj", (experts, hidden, ffn)
+        yield "shared_mlp.input_linear.weight", (2 * config["shared_intermediate_size"], hidden)
+        yield "shared_mlp.output_linear.weight", (hidden, config["shared_intermediate_size"])
+    elif family == "mimo_v2_flash":
+        if layer == 0:
+            yield from gated_shapes("mlp.", hidden, config["intermediate_size"])
+            return
+        yield "mlp.gate.weight", (experts, hidden)
+        yield "mlp.gate.e_score_correction_bias", (experts,)
+        for expert in range(experts):
+            yield from gated_shapes(f"mlp.experts.{expert}.", hidden, ffn)
+    elif family in ("afmoe", "hy_v3"):
         if layer == 0:
             yield from gated_shapes("mlp.", hidden, config["intermediate_size"])
             return
@@ -478,7 +612,8 @@ def feed_forward_shapes(config: Config, layer: int) -> Iterator[tuple[str, tuple
         yield "mlp.expert_bias", (experts,)
         for expert in range(experts):
             yield from gated_shapes(f"mlp.experts.{expert}.", hidden, ffn)
-        yield from gated_shapes("mlp.shared_experts.", hidden, config["num_shared_experts"] * ffn)
+        shared = "mlp.shared_mlp." if family == "hy_v3" else "mlp.shared_experts."
+        yield from gated_shapes(shared, hidden, config["num_shared_experts"] * ffn)
     elif family == "gpt_oss":
         yield "mlp.router.weight", (experts, hidden)
         yield "mlp.router.bias", (experts,)
@@ -503,9 +638,10 @@ def feed_forward_shapes(config: Config, layer: int) -> Iterator[tuple[str, tuple
         yield "feed_forward.experts.gate_up_proj", (experts, hidden, 2 * ffn)
         yield "feed_forward.experts.down_proj", (experts, ffn, hidden)
         yield from gated_shapes("feed_forward.shared_expert.", hidden, ffn)
-    elif family == "minimax_m2":
+    elif family in ("minimax_m2", "phimoe"):
         yield "block_sparse_moe.gate.weight", (experts, hidden)
-        yield "block_sparse_moe.e_score_correction_bias", (experts,)
+        if family != "phimoe":
+            yield "block_sparse_moe.e_score_correction_bias", (experts,)
         for expert in range(experts):
             for name, shape in (("w1", (ffn, hidden)), ("w2", (hidden, ffn)), ("w3", (ffn, hidden))):
                 yield f"block_sparse_moe.experts.{expert}.{name}.weight", shape

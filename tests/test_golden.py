@@ -61,13 +61,14 @@ OF_DECODER = {("qwen3", 16)}
 """What else they have is in their layers alone: test_decoder has them in every run."""
 OF_XLA = ("exaone4", "gemma3", "gemma4", "llama2_bfloat16")
 ON_TWO_DEVICES = ("apertus", "deepseek_v3", "gemma2", "glm4_moe_lite", "gpt_oss", "llama4", "mixtral", "olmo2", "phi3")
-ON_TWO_DEVICES += ("falcon_h1", "granite_hybrid", "hunyuan_dense", "lfm2", "nemotron_h", "phi", "qwen3_next")
+ON_TWO_DEVICES += ("falcon_h1", "granite_hybrid", "hunyuan_dense", "lfm2", "mimo_v2", "nemotron_h", "phi", "qwen3_next")
 ON_TWO_DEVICES += ("stablelm", "starcoder2")
 OF_TPU = ("deepseek_v3", "gemma2", "gemma3", "gemma4", "gpt_oss", "llama4", "mixtral", "phi3_long", "qwen2_sliding")
-OF_TPU += ("falcon_h1", "granite_hybrid", "hunyuan_dense", "lfm2", "nemotron_h", "qwen3_next")
+OF_TPU += ("falcon_h1", "granite_hybrid", "hunyuan_dense", "lfm2", "mimo_v2", "nemotron_h", "qwen3_next")
 """Variants of every mechanism, which thorough runs try there; those of all others are exhaustive."""
 OF_OTHERS = ("arcee", "bamba", "cwm", "helium", "hyperclovax", "mellum", "solar_open", "vaultgemma", "youtu")
-OF_OTHERS += ("granite_swa", "mistral4", "nemotron", "qwen2_5_vl", "qwen3_vl_moe")
+OF_OTHERS += ("axk1", "cohere2_moe", "granite_moe_swa", "granite_swa", "hunyuan_moe", "hy_v3", "mistral4", "nemotron")
+OF_OTHERS += ("qwen2_5_vl", "qwen3_vl_moe")
 """Variants of which other variants have every mechanism: exhaustive on the CPU's kernels, too. All others are tried there."""
 
 

@@ -248,7 +248,9 @@ def uniform_rope(fields: Fields, *, partial: bool = False, unless_given: Mapping
     return rope_reader(fields, partial=partial).read(given, fields.rope_theta or 10_000.0)
 
 
-def ropes_by_layer_type(fields: Fields, *, full_theta: float, sliding_theta: float) -> list[RopeSpec]:
+def ropes_by_layer_type(
+    fields: Fields, *, full_theta: float, sliding_theta: float, partial: bool = False
+) -> list[RopeSpec]:
     """The rope of each layer by ``layer_types``, as Gemma 3 and OLMo 3 have it.
 
     ``rope_scaling`` is for the layers of full attention alone. The thetas are for parameters
@@ -260,7 +262,7 @@ def ropes_by_layer_type(fields: Fields, *, full_theta: float, sliding_theta: flo
         require(not value or isinstance(value, dict), f"rope_parameters has a {key} that is not an object")
     full, sliding = ({**(given.get(name) or {})} for name in LAYER_TYPES)
     full |= fields.rope_scaling or {}
-    reader = rope_reader(fields)
+    reader = rope_reader(fields, partial=partial)
     ropes = {LAYER_TYPES[0]: reader.read(full, full_theta), LAYER_TYPES[1]: reader.read(sliding, sliding_theta)}
     for layer_type in types:
         require_one_of("layer_types", layer_type, LAYER_TYPES)

@@ -1,6 +1,7 @@
 """Rotary position embedding: a layer's frequencies, and the rotation of queries and keys."""
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -86,8 +87,16 @@ def rotations(model: ModelSpec, positions: Array, longest: int | None = None) ->
     """
     lengths = longest or model.max_position
     return tuple(
-        rotation(positions, inverse_frequencies(head_dim, rope, lengths), rope) for rope, head_dim in model.ropes
+        rotation(positions, inverse_frequencies(head_dim, rope, lengths), _of_length(rope, lengths))
+        for rope, head_dim in model.ropes
     )
+
+
+def _of_length(rope: RopeSpec, longest: int) -> RopeSpec:
+    """With the factor of cosines and sines that goes with its long factors, if these are used."""
+    if rope.long_attention_factor is None or longest <= rope.original_max_position:
+        return rope
+    return replace(rope, attention_factor=rope.long_attention_factor)
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:

@@ -41,6 +41,8 @@ class RopeSpec:
     """Whether dimension 2i turns with 2i + 1, instead of i with i + rotary_dim / 2."""
     attention_factor: float = 1.0
     """Cosines and sines are multiplied by it."""
+    long_attention_factor: float | None = None
+    """By this instead where ``long_factor`` is used."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
@@ -164,7 +166,7 @@ class ModelSpec:
     """Those of the residual stream, which subtract the mean, add a bias of their own last."""
     tied_embeddings: bool = False
     head_bias: bool = False
-    """Logits have a bias, before the scale."""
+    """Logits have a bias, which is added before ``logit_scale``."""
     embedding_multiplier: float | None = None
     """Factor of embedded tokens, applied in the dtype of the activations."""
     logit_scale: float = 1.0

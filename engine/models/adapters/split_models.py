@@ -29,6 +29,7 @@ def _is_plain(block: BlockSpec) -> bool:
     return (
         isinstance(block.mixer, SelfAttentionSpec)
         and not block.mixer.gate_proj
+        and block.mixer.value_dim is None
         and isinstance(block.feed_forward, GatedSpec)
         and block.norms is NormPlan.BEFORE
         and block.feed_forward_norms in (None, NormPlan.BEFORE)

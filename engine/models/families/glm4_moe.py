@@ -43,6 +43,18 @@ class Glm4MoeFields(SigmoidMoeFields):
     num_nextn_predict_layers: FurtherLayers = 1
 
 
+def sigmoid_router(fields: SigmoidMoeFields) -> RouterSpec:
+    """DeepSeek-V3's."""
+    return RouterSpec(
+        Scoring.SIGMOID,
+        normalised=fields.norm_topk_prob,
+        scale=fields.routed_scaling_factor,
+        groups=fields.n_group or 1,
+        groups_per_token=fields.topk_group or 1,
+        correction=True,
+    )
+
+
 def with_sigmoid_experts(
     model: ModelSpec,
     fields: SigmoidMoeFields,
@@ -53,15 +65,7 @@ def with_sigmoid_experts(
 
     ``rules`` are those of its routers' tensors, if they have other names than GLM's.
     """
-    router = RouterSpec(
-        Scoring.SIGMOID,
-        normalised=fields.norm_topk_prob,
-        scale=fields.routed_scaling_factor,
-        groups=fields.n_group or 1,
-        groups_per_token=fields.topk_group or 1,
-        correction=True,
-    )
-    return with_routed_experts(model, fields, router, sparse, rules)
+    return with_routed_experts(model, fields, sigmoid_router(fields), sparse, rules)
 
 
 def with_routed_experts(

@@ -40,14 +40,16 @@ def _rope(fields: Fields) -> RopeSpec:
     return replace(rope, theta=rope.theta * read.alpha ** (size / (size - 2)))
 
 
+NORMS = {
+    "attention.q_norm.scale": tensors(f"{LAYER}self_attn.query_layernorm.weight"),
+    "attention.k_norm.scale": tensors(f"{LAYER}self_attn.key_layernorm.weight"),
+}
+FIXED = {"use_sliding_window": False, "layer_types": None, "mlp_bias": False}
 FAMILY = Family(
     "hunyuan_v1_dense",
     "HunYuanDenseV1ForCausalLM",
     hunyuan_v1_dense,
     defaults={"rms_norm_eps": 1e-5, "eos_token_id": 2},
-    fixed={"use_sliding_window": False, "layer_types": None, "mlp_bias": False},
-    tensors={
-        "attention.q_norm.scale": tensors(f"{LAYER}self_attn.query_layernorm.weight"),
-        "attention.k_norm.scale": tensors(f"{LAYER}self_attn.key_layernorm.weight"),
-    },
+    fixed=FIXED,
+    tensors=NORMS,
 )

@@ -25,6 +25,8 @@ class Scoring(Enum):
     SIGMOID = auto()
     SOFTMAX_OF_CHOSEN = auto()
     """Logits choose, and the softmax is over the chosen (gpt-oss, Granite)."""
+    SPARSE_MIXER = auto()
+    """Each of the chosen has its share of a softmax over those that come near to it (Liu et al. 2024, Phi-3.5-MoE)."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class RouterSpec:
     """If set, the input goes through an RMSNorm, and is divided by sqrt(hidden) (Gemma 4)."""
     expert_scale: bool = False
     """Each expert's weight is multiplied by a learned number (Gemma 4)."""
+    jitter: float = 0.0
+    """An expert is near to another by half the relative difference of their logits (SPARSE_MIXER)."""
     least_sum: float = 1e-20
     """Added to the sum that weights are divided by, which may be zero for sigmoids."""
 
@@ -109,6 +113,8 @@ class Router(nnx.Module):
         weights = jnp.take_along_axis(scores, chosen, axis=1)
         if spec.scoring is Scoring.SOFTMAX_OF_CHOSEN:
             weights = jax.nn.softmax(weights, axis=1)
+        elif spec.scoring is Scoring.SPARSE_MIXER:
+            weights = _sparsely_mixed(logits, chosen, spec.jitter)
         elif spec.normalised:
             weights = weights / (weights.sum(axis=1, keepdims=True) + np.float32(spec.least_sum))
         if self.expert_scale is not None:
@@ -129,6 +135,19 @@ def _scored(logits: Array, scoring: Scoring) -> Array:
     if scoring is Scoring.SOFTMAX:
         return jax.nn.softmax(logits, axis=-1)
     return jax.nn.sigmoid(logits) if scoring is Scoring.SIGMOID else logits
+
+
+def _sparsely_mixed(logits: Array, chosen: Array, jitter: float) -> Array:
+    """The weights f32[tokens, chosen]: none counts for those that are chosen after it."""
+    weights, left = [], logits
+    for place in range(chosen.shape[1]):
+        best = jnp.take_along_axis(logits, chosen[:, place : place + 1], axis=1)
+        is_far = (best - logits) / jnp.maximum(jnp.abs(logits), best) > np.float32(2 * jitter)
+        near = jnp.where(is_far, np.float32(0), jnp.exp(left - best))
+        weights.append(1 / near.sum(axis=1))
+        is_chosen = jax.nn.one_hot(chosen[:, place], logits.shape[1], dtype=jnp.bool_)
+        left = jnp.where(is_chosen, -jnp.inf, left)
+    return jnp.stack(weights, axis=1)
 
 
 def _of_best_groups(ranked: Array, spec: RouterSpec) -> Array:

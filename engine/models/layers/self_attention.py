@@ -59,6 +59,8 @@ class SelfAttentionSpec:
     """Queries, keys and values are clamped to it, on both sides of 0 (OLMo)."""
     norms_by_head: bool = False
     """``qk_norm`` subtracts the mean, and has scales of each head's own (Command R+)."""
+    value_dim: int | None = None
+    """Numbers of a value head where a key's are more; values then have a kernel of their own (MiMo-V2)."""
     input_size: int | None = None
     """Numbers of a token's input, where they are not the model's hidden size."""
 
@@ -119,15 +121,20 @@ class SelfAttention(nnx.Module):
     def __init__(self, spec: SelfAttentionSpec, partition: Partition, make: ParameterFactory) -> None:
         model, kv_heads = partition.model, partition.stored_kv_heads
         inputs = {"hidden": spec.input_size or model.hidden_size}
-        hidden, heads = {"hidden": model.hidden_size}, {"heads": spec.num_heads * spec.head_dim}
+        self.value_dim = spec.value_dim or spec.head_dim
+        hidden, heads = {"hidden": model.hidden_size}, {"heads": spec.num_heads * self.value_dim}
         self.group, replicas = spec.num_heads // kv_heads, kv_heads // spec.num_kv_heads
-        self.parts = "q" if spec.kv_source is not None else "qk" if spec.keys_are_values else "qkv"
+        without_values = spec.keys_are_values or spec.value_dim is not None
+        self.parts = "q" if spec.kv_source is not None else "qk" if without_values else "qkv"
         self.queries = self.group * (2 if spec.gated else 1)
         grouped = {"kv_heads": kv_heads, "group": self.queries + len(self.parts) - 1, "head_dim": spec.head_dim}
         qkv = _fused("weight", *self.parts), _fused("bias", *self.parts)
         self.qkv_kernel = make.kernel("attention.qkv_kernel", inputs, grouped, qkv[0], kv_replicas=replicas)
         self.qkv_bias = (
             make.bias("attention.qkv_bias", grouped, qkv[1], kv_replicas=replicas) if spec.qkv_bias else None
+        )
+        self.values = (
+            Values(spec.value_dim, inputs, kv_heads, replicas, spec.qkv_bias, make) if spec.value_dim else None
         )
         self.gate_kernel = (
             make.kernel("attention.gate_kernel", inputs, heads, _fused("weight", "gate")) if spec.gate_proj else None
@@ -150,13 +157,15 @@ class SelfAttention(nnx.Module):
         q, k, v, gate = grouped[..., : self.queries, :], None, None, None
         if "k" in self.parts:
             k, v = grouped[..., self.queries, :], grouped[..., -1, :]
+        if self.values is not None:
+            v = self.values(x, step)
         if self.queries > self.group:
             q, gate = q[..., ::2, :], q[..., 1::2, :]
         if self.gate_kernel is not None:
             gate = linear(x, self.gate_kernel, None, step.adapters)
         q, k, v = self.norms(q, k, v)
         cache, attended = step.attention(self.scores, cache, place, self._inputs(q, k, v, grouped, step))
-        attended = attended[..., : grouped.shape[-1]].reshape(*x.shape[:-1], -1)
+        attended = attended[..., : self.value_dim].reshape(*x.shape[:-1], -1)
         if gate is not None:
             wide = attended.astype(jnp.float32) * jax.nn.sigmoid(gate.reshape(attended.shape).astype(jnp.float32))
             attended = wide.astype(attended.dtype)
@@ -186,6 +195,20 @@ class SelfAttention(nnx.Module):
     def _padded(self, x: Array) -> Array:
         missing = self.paged_head_dim - x.shape[-1]
         return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+
+
+class Values(nnx.Module):
+    """The kernel of values that are narrower than keys: f[..., hidden] -> f[..., kv_heads, size]."""
+
+    def __init__(
+        self, size: int, inputs: Axes, kv_heads: int, replicas: int, has_bias: bool, make: ParameterFactory
+    ) -> None:
+        outputs, (weight, bias) = {"kv_heads": kv_heads, "head_dim": size}, map(_values_rule, ("weight", "bias"))
+        self.kernel = make.kernel("attention.value_kernel", inputs, outputs, weight, kv_replicas=replicas)
+        self.bias = make.bias("attention.value_bias", outputs, bias, kv_replicas=replicas) if has_bias else None
+
+    def __call__(self, x: Array, step: StepContext) -> Array:
+        return linear(x, self.kernel, self.bias, step.adapters)
 
 
 class QKVNorms(nnx.Module):
@@ -267,3 +290,7 @@ def _norm_rule(*parts: str) -> TensorRule:
 
 def _fused(kind: str, *names: str) -> TensorRule:
     return tensors(*(f"{LAYER}self_attn.{name}_proj.{kind}" for name in names), along="group" if names[1:] else None)
+
+
+def _values_rule(kind: str) -> TensorRule:
+    return tensors(f"{LAYER}self_attn.v_proj.{kind}", repeated=(0,))

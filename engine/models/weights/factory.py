@@ -83,7 +83,7 @@ class ParameterFactory:
     ) -> nnx.Param[Array]:
         """Zeros [*axes]; an ``exact`` one stays float32, and devices do not split ``whole``.
 
-        ``padding`` is as of a table.
+        Of a vocabulary the last ``padding`` are not in the checkpoint.
         """
         rule, every = self._rule(name, rule), tuple(axes.items())
         parameter = Parameter(
