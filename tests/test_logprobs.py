@@ -95,6 +95,21 @@ def test_logprobs_equal_a_plain_forward_pass(directory, settings):
     served, engine = run(directory, settings)
 
     assert (engine.stats().preemptions > 0) == ("num_pages" in settings)
+    assert_all_plain(directory, served)
+
+
+@pytest.mark.thorough
+def test_a_bias_of_logits_is_in_the_logprobs_of_prompts_too(tmp_path):
+    """They are computed apart from those of the output."""
+    directory = build_checkpoint(tmp_path / "phi", "phi", num_hidden_layers=1)
+
+    served, _ = run(directory, {"max_num_batched_tokens": 64})
+
+    assert_all_plain(directory, served)
+
+
+def assert_all_plain(directory, served):
+    """Each sequence has been told what it asked for, of a plain forward pass."""
     for sequence, outputs in served:
         params, prompt = sequence.params, sequence.prompt_token_ids
         expected = plain_logprobs(directory, prompt + sequence.output_token_ids)

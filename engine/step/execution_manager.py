@@ -132,8 +132,8 @@ class ExecutionManager:
         return self._forward.weights
 
     @property
-    def head(self) -> Weight:
-        """The weights that PROMPT_LOGPROBS reads."""
+    def head(self) -> tuple[Weight, Array | None]:
+        """See ForwardPrograms."""
         return self._forward.head
 
     def adopt_weights(self) -> None:

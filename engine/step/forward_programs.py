@@ -98,9 +98,10 @@ class ForwardPrograms:
         self._split.adopt_weights()
 
     @property
-    def head(self) -> Weight:
-        """The weights that PROMPT_LOGPROBS reads."""
-        return self._decoder.head
+    def head(self) -> tuple[Weight, Array | None]:
+        """The weights that PROMPT_LOGPROBS reads: the table of logits, and their bias if they have one."""
+        bias = self._decoder.lm_head_bias
+        return self._decoder.head, None if bias is None else bias.get_value()
 
     def of(self, layout: StepLayout) -> list[Program]:
         """The programs of a bucket."""
@@ -183,13 +184,17 @@ class ForwardPrograms:
         partition = self._decoder.partition
 
         def compute(
-            head: Weight, hidden: Array, token_ids: Array, arrays: list[Array] | None = None, slots: Array | None = None
+            head: tuple[Weight, Array | None],
+            hidden: Array,
+            token_ids: Array,
+            arrays: list[Array] | None = None,
+            slots: Array | None = None,
         ) -> Array:
-            adapted, rows = head, None
+            (table, bias), rows = head, None
             if adapters is not None and arrays is not None and slots is not None:
-                adapted = adapters.adapted_head(head, arrays)
+                table = adapters.adapted_head(table, arrays)
                 rows = AdapterRows(slots, adapters.sizes.max_loras)
-            logits = to_logits(hidden, adapted, partition, rows)
+            logits = to_logits(hidden, table, partition, rows, bias)
             return self._compute_logprobs(logits, token_ids, Vocabulary(self._mesh.axis), partition.model.vocab_size)
 
         head = jax.tree.map(shape_of, self.head)
