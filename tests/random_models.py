@@ -15,7 +15,8 @@ from engine.models.layers.latent_attention import LatentAttentionSpec
 from engine.models.layers.mamba2 import GatedNorm, Mamba2Spec
 from engine.models.layers.mixer import MixerSpec, State
 from engine.models.layers.self_attention import SelfAttentionSpec
-from engine.models.spec import NO_ROPE, BlockSpec, FeedForwardSpec, ModelSpec, Multipliers, NormPlan, RopeSpec
+from engine.models.rope_spec import NO_ROPE, RopeSpec
+from engine.models.spec import BlockSpec, FeedForwardSpec, ModelSpec, Multipliers, NormPlan
 
 VOCABULARY = 144
 

@@ -17,7 +17,8 @@ from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.model_config import families_in, read_config_file, read_model_config
 from engine.models.rope import inverse_frequencies
-from engine.models.spec import BlockSpec, ModelSpec, RopeSpec
+from engine.models.rope_spec import RopeSpec
+from engine.models.spec import BlockSpec, ModelSpec
 from engine.models.weights.sources.opening import check_weights
 from engine.request_limits import MOST_EOS_TOKEN_IDS
 from engine.sampling.logit_bias import bias_of

@@ -14,7 +14,8 @@ from engine.models.layers.mixer import MixerSpec
 from engine.models.layers.self_attention import SelfAttentionSpec, self_attention
 from engine.models.requirements import Count, Layers, Positive, require, require_one_of, without_nulls
 from engine.models.rope_fields import LAYER_TYPES, RopeReader, Share, context_length
-from engine.models.spec import BlockSpec, FeedForwardSpec, ModelSpec, NormPlan, RopeSpec
+from engine.models.rope_spec import RopeSpec
+from engine.models.spec import BlockSpec, FeedForwardSpec, ModelSpec, NormPlan
 from engine.models.weights.parameters import TensorRule
 
 DTYPES = (None, "float32", "float16", "bfloat16")

@@ -9,7 +9,8 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from engine.models.spec import ModelSpec, RopeSpec
+from engine.models.rope_spec import RopeSpec
+from engine.models.spec import ModelSpec
 
 
 class Rotation(NamedTuple):

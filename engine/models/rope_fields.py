@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from engine.models.requirements import Count, Positive, UnsupportedError, require, require_one_of, without_nulls
-from engine.models.spec import RopeSpec
+from engine.models.rope_spec import RopeSpec
 
 NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -5,7 +5,8 @@ import msgspec
 from engine.models.families.glm4_moe import SigmoidMoeFields, with_sigmoid_experts
 from engine.models.family import Family, decoder_spec, layer_pattern, uniform_rope, with_attention
 from engine.models.requirements import Count, Positive
-from engine.models.spec import NO_ROPE, ModelSpec, NormPlan
+from engine.models.rope_spec import NO_ROPE
+from engine.models.spec import ModelSpec, NormPlan
 from engine.models.weights.parameters import LAYER, tensors
 
 ROUTER = {

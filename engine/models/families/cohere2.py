@@ -7,7 +7,8 @@ import msgspec
 from engine.models.family import Family, Fields, decoder_spec, layer_pattern, uniform_rope, with_attention
 from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, Positive
-from engine.models.spec import NO_ROPE, BlockSpec, ModelSpec
+from engine.models.rope_spec import NO_ROPE
+from engine.models.spec import BlockSpec, ModelSpec
 
 
 class CohereFields(Fields):

@@ -12,7 +12,8 @@ from engine.models.layers.experts import ExpertsSpec
 from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, Positive, require
-from engine.models.spec import NO_ROPE, BlockSpec, ModelSpec, Multipliers
+from engine.models.rope_spec import NO_ROPE
+from engine.models.spec import BlockSpec, ModelSpec, Multipliers
 
 SCORINGS = {"softmax": Scoring.SOFTMAX_OF_CHOSEN, "sigmoid": Scoring.SIGMOID}
 

@@ -10,7 +10,8 @@ from engine.models.family import Family, decoder_spec, uniform_rope
 from engine.models.layers.expert_router import RouterSpec
 from engine.models.layers.latent_attention import LatentAttentionSpec
 from engine.models.requirements import Count, UnsupportedError, require_one_of
-from engine.models.spec import BlockSpec, ModelSpec, RopeSpec
+from engine.models.rope_spec import RopeSpec
+from engine.models.spec import BlockSpec, ModelSpec
 
 
 class LatentFields(SigmoidMoeFields):

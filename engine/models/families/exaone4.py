@@ -4,7 +4,8 @@ import msgspec
 
 from engine.models.family import Family, Fields, decoder_spec, layer_pattern, uniform_rope
 from engine.models.requirements import UnsupportedError
-from engine.models.spec import NO_ROPE, ModelSpec, NormPlan
+from engine.models.rope_spec import NO_ROPE
+from engine.models.spec import ModelSpec, NormPlan
 
 
 class Exaone4Fields(Fields):

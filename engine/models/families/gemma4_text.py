@@ -15,7 +15,8 @@ from engine.models.layers.per_layer_input import PerLayerInputSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.requirements import Count, Positive, UnsupportedError, require, require_one_of
 from engine.models.rope_fields import LAYER_TYPES
-from engine.models.spec import BlockSpec, ModelSpec, NormPlan, RopeSpec
+from engine.models.rope_spec import RopeSpec
+from engine.models.spec import BlockSpec, ModelSpec, NormPlan
 from engine.models.weights.parameters import LAYER, tensors
 
 FULL, SLIDING = LAYER_TYPES

@@ -10,7 +10,8 @@ from engine.models.families.granite import GraniteFields, granite
 from engine.models.family import Family, uniform_rope, with_attention
 from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import require
-from engine.models.spec import NO_ROPE, ModelSpec
+from engine.models.rope_spec import NO_ROPE
+from engine.models.spec import ModelSpec
 
 AnyGranite = TypeVar("AnyGranite", bound=GraniteFields)
 

@@ -11,7 +11,8 @@ from engine.models.families.granitemoe import SHARED, TENSORS, GraniteMoeFields,
 from engine.models.family import Family, linear_layers, with_attention, with_mixers
 from engine.models.layers.mamba2 import Mamba2Spec
 from engine.models.requirements import Count, require
-from engine.models.spec import NO_ROPE, ModelSpec
+from engine.models.rope_spec import NO_ROPE
+from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import tensors
 
 DENSE_TENSORS = {

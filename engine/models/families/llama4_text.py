@@ -12,7 +12,8 @@ from engine.models.layers.experts import ExpertsSpec, gated, or_one_by_one, stac
 from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, require
-from engine.models.spec import NO_ROPE, BlockSpec, ModelSpec, RopeSpec
+from engine.models.rope_spec import NO_ROPE, RopeSpec
+from engine.models.spec import BlockSpec, ModelSpec
 from engine.models.weights.parameters import LAYER, TensorRule, tensors
 
 FULL, CHUNKED = "full_attention", "chunked_attention"

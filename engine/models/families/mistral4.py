@@ -11,7 +11,8 @@ from engine.models.family import Family, rope_reader
 from engine.models.layers.expert_router import RouterSpec
 from engine.models.layers.experts import or_one_by_one, stacked
 from engine.models.requirements import require_one_of
-from engine.models.spec import ModelSpec, RopeSpec
+from engine.models.rope_spec import RopeSpec
+from engine.models.spec import ModelSpec
 
 RULES = or_one_by_one(stacked("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), "mlp.experts.")
 

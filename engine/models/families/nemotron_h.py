@@ -13,7 +13,8 @@ from engine.models.layers.experts import DOWN, GATE_UP, ExpertsSpec
 from engine.models.layers.feed_forward import GatedSpec
 from engine.models.layers.mamba2 import Mamba2Spec
 from engine.models.requirements import Count, Positive, require, require_one_of
-from engine.models.spec import NO_ROPE, BlockSpec, ModelSpec
+from engine.models.rope_spec import NO_ROPE
+from engine.models.spec import BlockSpec, ModelSpec
 from engine.models.weights.parameters import TensorRule, tensors
 
 LAYER = "backbone.layers.{layer}."

@@ -10,7 +10,8 @@ from engine.models.family import Family, decoder_spec, uniform_rope
 from engine.models.layers.expert_router import RouterSpec, Scoring
 from engine.models.layers.experts import ExpertsSpec
 from engine.models.requirements import Positive, UnsupportedError
-from engine.models.spec import ModelSpec, RopeSpec
+from engine.models.rope_spec import RopeSpec
+from engine.models.spec import ModelSpec
 
 CHOSEN = 2
 """Experts of a token, whatever config.json has."""

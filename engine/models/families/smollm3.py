@@ -4,7 +4,8 @@ import msgspec
 
 from engine.models.family import Family, Fields, decoder_spec, uniform_rope
 from engine.models.requirements import Count, require
-from engine.models.spec import NO_ROPE, ModelSpec
+from engine.models.rope_spec import NO_ROPE
+from engine.models.spec import ModelSpec
 
 
 class SmolLM3Fields(Fields):

@@ -6,7 +6,8 @@ import msgspec
 
 from engine.models.family import Family, Fields, decoder_spec, uniform_rope, with_attention
 from engine.models.requirements import Positive, require
-from engine.models.spec import ModelSpec, RopeSpec
+from engine.models.rope_spec import RopeSpec
+from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import LAYER, tensors
 
 

@@ -21,7 +21,7 @@ from engine.models.layers.norm import RMSNorm
 from engine.models.linear import UNSAID, linear
 from engine.models.partition import Partition
 from engine.models.rope import half_split, rotate
-from engine.models.spec import RopeSpec
+from engine.models.rope_spec import RopeSpec
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.parameters import LAYER, TensorRule, tensors

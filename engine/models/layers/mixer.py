@@ -7,11 +7,11 @@ import numpy as np
 from jax import Array
 
 from caching.state.spec import StateArray
+from engine.models.rope_spec import RopeSpec
 from engine.models.weights.factory import ParameterFactory
 
 if TYPE_CHECKING:
     from engine.models.partition import Partition
-    from engine.models.spec import RopeSpec
     from engine.models.step_context import LayerCache, Place, StepContext
 
 
@@ -103,7 +103,7 @@ class MixerSpec(Protocol):
         """What a layer caches."""
 
     @property
-    def rotated(self) -> "tuple[RopeSpec, int] | None":
+    def rotated(self) -> tuple[RopeSpec, int] | None:
         """Its rope and the dimensions of a head, if positions enter it so."""
 
     @property

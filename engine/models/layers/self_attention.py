@@ -15,7 +15,8 @@ from engine.models.layers.row_operations import norm_factor
 from engine.models.linear import linear
 from engine.models.partition import Partition
 from engine.models.rope import half_split, rotate
-from engine.models.spec import BlockSpec, RopeSpec
+from engine.models.rope_spec import RopeSpec
+from engine.models.spec import BlockSpec
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import Axes, ParameterFactory
 from engine.models.weights.parameters import LAYER, TensorRule, tensors
