@@ -66,9 +66,10 @@ ON_TWO_DEVICES += ("stablelm", "starcoder2")
 OF_TPU = ("deepseek_v3", "gemma2", "gemma3", "gemma4", "gpt_oss", "llama4", "mixtral", "phi3_long", "qwen2_sliding")
 OF_TPU += ("falcon_h1", "granite_hybrid", "hunyuan_dense", "lfm2", "mimo_v2", "nemotron_h", "qwen3_next")
 """Variants of every mechanism, which thorough runs try there; those of all others are exhaustive."""
-OF_OTHERS = ("arcee", "bamba", "cwm", "helium", "hyperclovax", "mellum", "solar_open", "vaultgemma", "youtu")
-OF_OTHERS += ("axk1", "cohere2_moe", "granite_moe_swa", "granite_swa", "hunyuan_moe", "hy_v3", "mistral4", "nemotron")
-OF_OTHERS += ("qwen2_5_vl", "qwen3_vl_moe")
+OF_OTHERS = ("arcee", "axk1", "bamba", "cohere2_moe", "cwm", "deepseek_v3_plain", "dots1", "ernie4_5")
+OF_OTHERS += ("glm4_moe_plain", "granite_moe_shared", "granite_moe_swa", "granite_swa", "helium", "hunyuan_moe")
+OF_OTHERS += ("hy_v3", "hyperclovax", "mellum", "mistral4", "nemotron", "olmoe", "qwen2_5_vl", "qwen3_moe_plain")
+OF_OTHERS += ("qwen3_vl_moe", "seed_oss", "smollm3", "solar_open", "vaultgemma", "youtu")
 """Variants of which other variants have every mechanism: exhaustive on the CPU's kernels, too. All others are tried there."""
 
 
