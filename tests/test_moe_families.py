@@ -12,6 +12,7 @@ from moe_checkpoints import LLAMA4
 from whole_rows import compute_logprobs
 
 from engine.errors import ConfigurationError
+from engine.models.family_names import check_family
 from engine.models.layers.experts import ExpertsSpec
 from engine.models.model_config import read_config_file, read_model_config
 
@@ -76,6 +77,13 @@ def test_mellum_has_a_rope_for_each_type_of_layer(tmp_path: Path) -> None:
 def test_an_architecture_may_be_written_in_any_case(tmp_path: Path, architecture: str) -> None:
     """As K-EXAONE is published, and as transformers writes it again."""
     assert read(tmp_path, "exaone_moe", architectures=[architecture]).num_layers == 4
+
+
+def test_so_may_a_model_type(tmp_path: Path) -> None:
+    """A.X K1 is published as ``AXK1``: its family is found before the rest is read, too."""
+    assert read(tmp_path, "axk1", model_type="AXK1") == read(tmp_path, "axk1")
+    (tmp_path / "config.json").write_text('{"model_type": "AXK1"}')
+    check_family(tmp_path)
 
 
 def test_llama_4_sees_chunks_where_it_has_rope(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def check_family(directory: Path) -> None:
     """Raises ConfigurationError for a directory of no such family, or without a config.json."""
     path = config_file(directory)
     kind = read_json(path, _Kind)
-    if kind.model_type not in named_families():
+    if (kind.model_type or "").lower() not in named_families():
         raise ConfigurationError(f"{path}: {unsupported(kind.model_type, named_families())}")
 
 

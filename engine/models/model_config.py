@@ -139,9 +139,9 @@ def _unwrapped(
 
 
 def _family(given: dict[str, Any], families: Mapping[str, Family | Wrapper]) -> Family | Wrapper:
-    """By ``model_type``, and an architecture in any case: K-EXAONE's is published as ``ExaoneMoEForCausalLM``."""
+    """By ``model_type`` and an architecture, in any case: published are ``ExaoneMoEForCausalLM`` and ``AXK1``."""
     kind = msgspec.convert(given, _Kind)
-    family = families.get(kind.model_type or "")
+    family = families.get((kind.model_type or "").lower())
     if family is None:
         raise UnsupportedError(unsupported(kind.model_type, families))
     names = (family.architecture, *(family.aliases if isinstance(family, Family) else ()))
