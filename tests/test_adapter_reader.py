@@ -283,6 +283,28 @@ def test_the_adapter_of_a_tied_head_is_in_the_file(tmp_path):
         reader.read(str(write_adapter(tmp_path / "one", "gemma2", one)))
 
 
+def test_tables_have_other_names_in_gpt_neox(tmp_path):
+    """Its head two of them, by the version of transformers; and none of them is meant by "all-linear"."""
+    linear, options = r"query_key_value|attention\.dense|dense_h_to_4h|dense_4h_to_h", {"target_modules": "all-linear"}
+    decoder = load(build_checkpoint(tmp_path / "model", "gpt_neox"))
+    slots = slot_arrays(decoder, AdapterSizes(1, 8, np.dtype(np.float32), Layout.MATRIX), one_device())
+    older, newer = (AdapterKind(rf"{linear}|{head}", 8) for head in ("embed_out", "lm_head"))
+    tensors = adapter_tensors("gpt_neox", older)
+    renamed = {name.replace("embed_out", "lm_head"): tensor for name, tensor in tensors.items()}
+    assert renamed.keys() != tensors.keys()
+
+    first, second, every = (
+        AdapterReader(slots).read(str(write_adapter(tmp_path / str(number), "gpt_neox", kind, given)))
+        for number, (kind, given) in enumerate(
+            [(older, tensors), (newer, renamed), (AdapterKind(linear, 8, options=options), None)]
+        )
+    )
+
+    for one, other in zip(first.arrays, second.arrays, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert every.rank == 8
+
+
 def as_linear(tensors):
     """The embedding's factors under the names of a linear module's."""
     names = {

@@ -49,8 +49,10 @@ NAMINGS: tuple[Mapping[str, str], ...] = (
         for _, naming in groupby(TEXT_PREFIXES.items(), lambda item: item[0].partition(".")[0])
     ),
     {"model.": "backbone."},
+    {"lm_head.": "embed_out."},
 )
-"""Of each way to name a text model's weights the prefixes that it has for plain ones."""
+"""Of each way to name a text model's weights the prefixes that it has for plain ones. GPT-NeoX's head has either
+name: checkpoints and transformers 4 have the older."""
 Number = TypeVar("Number", int, float)
 
 
@@ -134,7 +136,7 @@ def table_copy(stored: str) -> str | None:
 
 def weight_name(name: str) -> str:
     """A weight of the text model, alike in all checkpoints and in transformers itself."""
-    plain = re.sub(r"^backbone\.", "model.", text_name(name))
+    plain = re.sub(r"^backbone\.", "model.", re.sub(r"^embed_out\.", "lm_head.", text_name(name)))
     return re.sub(r"\.block_sparse_moe\.(?=experts|gate\.)", ".mlp.", plain)
 
 
