@@ -173,6 +173,7 @@ PIECES = [
         "🦊",
         "null",
     ),
+    *("<tool_calls>", "</tool_calls>", "<|tools_prefix|>", '[{"add": {', "<|tools_suffix|>"),
 ]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
@@ -222,6 +223,11 @@ def test_calls_do_not_depend_on_how_a_text_comes(text: str, places: list[int], r
         ("deepseek_v31-0", "<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>now<\uff5ctool▁sep\uff5c>{}<\uff5ctool▁call▁end\uff5c>", [("now", {})]),
         ("kimi_k2-0", "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:12 <|tool_call_argument_begin|> {}<|tool_call_end|>", [("now", {})]),
         ("granite-0", '<|tool_call|>[{"arguments": {"days": 1}, "name": "add"}]', [("add", {"days": 1})]),
+        ("hunyuan_a13b-0", 'Hm.\n<tool_calls>\n[{"name": "add", "arguments": {"days": 1}}, {"arguments": {}, "name": "now"}]\n</tool_calls>', ["Hm.", ("add", {"days": 1}), ("now", {})]),
+        ("hunyuan_a13b-0", "<tool_calls>[]</tool_calls>", ["<tool_calls>[]</tool_calls>"]),
+        ("apertus-0", '<|tools_prefix|>[{"add": {"days": 1}}, {"now": {}}]<|tools_suffix|>Done.', [("add", {"days": 1}), ("now", {}), "Done."]),
+        ("apertus-0", '<|tools_prefix|>[{"name": "add", "arguments": {"days": 1}}]<|tools_suffix|>', [("add", {"days": 1})]),
+        ("apertus-0", '<|tools_prefix|>[{"sub": {"days": 1}}]<|tools_suffix|>', ['<|tools_prefix|>[{"sub": {"days": 1}}]<|tools_suffix|>']),
         ("cohere-0", '<|START_ACTION|>[{"tool_call_id": "0", "parameters": {}, "tool_name": "now"}]<|END_ACTION|>', [("now", {})]),
     ],
 )  # fmt: skip
@@ -394,6 +400,8 @@ def test_reasoning_of_other_families(name: str, opened: bool | None, text: str, 
         ("<\uff5ctool▁calls▁begin\uff5c> ```json <think></think>", "deepseek_v3", "qwen3"),
         ("<\uff5ctool▁calls▁begin\uff5c> <think></think>", "deepseek_v31", "qwen3"),
         ("<mm:think> <tool_call> <invoke name=", None, None),
+        ('<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>', "hunyuan_a13b", None),
+        ("{%- set tool_calls_token = '<|tools_prefix|>' -%}", "apertus", None),
     ],
 )  # fmt: skip
 def test_a_template_shows_its_formats(template: str, tools: str | None, thinks: str | None) -> None:

@@ -69,6 +69,25 @@ PHI4_MINI_JSON = MISTRAL._replace(
     short_ids=False,
     evidence=regex.compile(r"functools\["),
 )
+HUNYUAN_A13B = MISTRAL._replace(
+    marker="<tool_calls>",
+    closers=(",", "]", "</tool_calls>"),
+    around=("<tool_calls>[", "]</tool_calls>"),
+    tokens=("<tool_calls>", "</tool_calls>"),
+    special=False,
+    short_ids=False,
+    evidence=regex.compile(r"<tool_calls>\["),
+)
+APERTUS = MISTRAL._replace(
+    marker="<|tools_prefix|>",
+    header=regex.compile(rf'\s*(?:\[\s*)?(?P<object>\{{\s*"{FUNCTION}"\s*:\s*(?=\{{))'),
+    closers=(",", "]", "<|tools_suffix|>"),
+    call=('{"', '": ', "}"),
+    around=("<|tools_prefix|>[", "]<|tools_suffix|>"),
+    tokens=("<|tools_prefix|>", "<|tools_suffix|>"),
+    short_ids=False,
+    evidence=regex.compile(r"<\|tools_prefix\|>"),
+)
 COHERE = ToolFormat(
     marker="<|START_ACTION|>",
     header=LIST_HEADER,

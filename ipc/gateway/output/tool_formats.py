@@ -6,6 +6,7 @@ from ipc.gateway.output.argument_readers import Tags
 from ipc.gateway.output.call_format import FUNCTION, ToolFormat, all_of
 from ipc.gateway.output.call_literals import GEMMA_QUOTE, gemma_calls, python_calls
 from ipc.gateway.output.json_formats import (
+    APERTUS,
     COHERE,
     COMMAND_R,
     DEEPSEEK_V3,
@@ -13,6 +14,7 @@ from ipc.gateway.output.json_formats import (
     GRANITE,
     HARMONY,
     HERMES,
+    HUNYUAN_A13B,
     KIMI_K2,
     LLAMA3_JSON,
     MISTRAL,
@@ -150,6 +152,8 @@ TOOL_FORMATS = {
     "olmo3": (OLMO3,),
     "phi4_mini_json": (PHI4_MINI_JSON,),
     "lfm2": (LFM2,),
+    "hunyuan_a13b": (HUNYUAN_A13B,),
+    "apertus": (APERTUS,),
 }
 """By vLLM's names; of several formats the first that the chat template shows, or the last."""
 
