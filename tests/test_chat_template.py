@@ -116,6 +116,25 @@ def test_a_conversation_in_parts_is_what_transformers_makes_of_it(tmp_path: Path
     assert tokenizer.render(chat) == "<system>Be brief.\n\nBe kind.<user>Hello<assistant>Good mor"
 
 
+@pytest.mark.parametrize(
+    "written", ["'\"add\": ' + call.function.arguments", "'\"add\": ' ~ (call.function.arguments | tojson)"]
+)
+def test_arguments_are_text_where_a_template_takes_no_object(tmp_path: Path, written: str) -> None:
+    """As DeepSeek's and Apertus's do, which add them to a text; others are given the object."""
+    template = (
+        "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls %}{{ "
+        + written
+        + " }}{% endfor %}{% endfor %}"
+    )
+    arguments = '{"city": "Zürich", "days": [1, 2]}'
+    call = {"function": {"name": "add", "arguments": arguments}}
+    messages = [user("Hi."), {"role": "assistant", "content": None, "tool_calls": [call]}]
+
+    assert build_tokenizer(tmp_path, template).render(checked_chat(messages)) == f'Hi."add": {arguments}'
+    with pytest.raises(InvalidRequest, match="refuses these messages: can only concatenate"):
+        build_tokenizer(tmp_path, "{{ '' + messages }}{{ messages.tool_calls }}").render(checked_chat(messages))
+
+
 def test_a_template_of_a_file_takes_the_place_of_the_models(tmp_path: Path) -> None:
     """Whatever the tokenizer's files have; it is what the tokenizer is said to have."""
     directory, path = write_tokenizer(tmp_path, build_byte_level()), tmp_path / "mine.jinja"

@@ -1,5 +1,6 @@
 """A conversation's text by the model's chat template, under a budget."""
 
+import json
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -151,11 +152,29 @@ def rendered(tokenizer: Any, chat: Chat) -> str:
         if tools and "tools" not in names:
             ends |= {"xml_tools": tools}  # SmolLM3's name of them
         messages = chat.messages if "developer" in strings else _without_developers(chat.messages)
-        return str(tokenizer.apply_chat_template(in_parts(template, messages), tools, tokenize=False, **ends))
+        messages = in_parts(template, messages)
+        try:
+            return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, **ends))
+        except TypeError:  # DeepSeek's and Apertus's templates put arguments together with text
+            if not any("tool_calls" in message for message in messages):
+                raise
+            messages = [_with_arguments_as_text(message) for message in messages]
+            return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, **ends))
     except OF_INPUT as error:
         raise InvalidRequest(f"the chat template of this model refuses these messages: {error}") from error
     finally:
         _budget.reset(token)
+
+
+def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        given = call["function"]["arguments"]
+        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": text}})
+    return {**message, "tool_calls": calls}
 
 
 def hold_to_budget(tokenizer: Any) -> None:
