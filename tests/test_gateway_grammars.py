@@ -81,7 +81,10 @@ FULL = {
 }
 
 
-@pytest.mark.parametrize("row", [HERMES, QWEN3_CODER, PYTHONIC, GEMMA4, TOOL_FORMATS["glm45"][0]])
+@pytest.mark.parametrize(
+    "row",
+    [HERMES, QWEN3_CODER, PYTHONIC, GEMMA4, *(TOOL_FORMATS[name][0] for name in ("glm45", "hy_v3", "mimo", "apertus"))],
+)
 @pytest.mark.parametrize("with_marks", [True, False])
 def test_parameters_keep_to_the_schema(row: ToolFormat, with_marks: bool) -> None:
     """Those that are required are there, others may be; each is of its kind, in the schema's order."""

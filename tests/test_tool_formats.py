@@ -173,7 +173,15 @@ PIECES = [
         "🦊",
         "null",
     ),
-    *("<tool_calls>", "</tool_calls>", "<|tools_prefix|>", '[{"add": {', "<|tools_suffix|>"),
+    *(
+        "<tool_sep>",
+        "<tool_call:opensource>add<tool_sep:opensource>",
+        "<tool_calls>",
+        "</tool_calls>",
+        "<|tools_prefix|>",
+        '[{"add": {',
+        "<|tools_suffix|>",
+    ),
 ]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
@@ -224,6 +232,10 @@ def test_calls_do_not_depend_on_how_a_text_comes(text: str, places: list[int], r
         ("kimi_k2-0", "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:12 <|tool_call_argument_begin|> {}<|tool_call_end|>", [("now", {})]),
         ("granite-0", '<|tool_call|>[{"arguments": {"days": 1}, "name": "add"}]', [("add", {"days": 1})]),
         ("hunyuan_a13b-0", 'Hm.\n<tool_calls>\n[{"name": "add", "arguments": {"days": 1}}, {"arguments": {}, "name": "now"}]\n</tool_calls>', ["Hm.", ("add", {"days": 1}), ("now", {})]),
+        ("mimo-0", "<tool_call>\n<function=add>\n<parameter=city>\na\n</parameter>\n<parameter=days>3</parameter>\n</function>\n</tool_call>", [("add", {"city": "\na\n", "days": 3})]),
+        ("hy_v3-0", "<tool_calls:opensource>\n<tool_call:opensource>now<tool_sep:opensource></tool_call:opensource>\n</tool_calls:opensource>", [("now", {})]),
+        ("hy_v3-1", "<tool_calls>\n<tool_call>add<tool_sep>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n</tool_calls>Done.", [("add", {"days": 3}), "Done."]),
+        ("hy_v3-1", "<tool_calls><tool_call>now<tool_sep></tool_call><tool_call>sub<tool_sep></tool_call></tool_calls>", [("now", {}), "<tool_call>sub<tool_sep></tool_call></tool_calls>"]),
         ("hunyuan_a13b-0", "<tool_calls>[]</tool_calls>", ["<tool_calls>[]</tool_calls>"]),
         ("apertus-0", '<|tools_prefix|>[{"add": {"days": 1}}, {"now": {}}]<|tools_suffix|>Done.', [("add", {"days": 1}), ("now", {}), "Done."]),
         ("apertus-0", '<|tools_prefix|>[{"name": "add", "arguments": {"days": 1}}]<|tools_suffix|>', [("add", {"days": 1})]),
@@ -401,6 +413,9 @@ def test_reasoning_of_other_families(name: str, opened: bool | None, text: str, 
         ("<\uff5ctool▁calls▁begin\uff5c> <think></think>", "deepseek_v31", "qwen3"),
         ("<mm:think> <tool_call> <invoke name=", None, None),
         ('<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>', "hunyuan_a13b", None),
+        ("{% set HYTK = ':opensource' %}{% set sep = '<tool_sep{}>'.format(HYTK) %}{% set key = '<arg_key{}>'.format(HYTK) %}", "hy_v3", None),
+        ("<tool_call>\\n<function=f>\\n<parameter=a>value</parameter>\\n<parameter=b>one\\ntwo</parameter>", "mimo", None),
+        ("<tool_call>\\n<function=f>\\n<parameter=a>\\nvalue\\n</parameter>\\n", "qwen3_coder", None),
         ("{%- set tool_calls_token = '<|tools_prefix|>' -%}", "apertus", None),
     ],
 )  # fmt: skip
@@ -409,6 +424,15 @@ def test_a_template_shows_its_formats(template: str, tools: str | None, thinks: 
     assert tool_format_of(template) == (None if tools is None else TOOL_FORMATS[tools][0])
     assert reasoning_format_of(template) == (None if thinks is None else REASONING_FORMATS[thinks])
     assert tool_format_of(template, "openai") == HARMONY
+
+
+def test_a_format_with_a_suffix_is_that_of_its_template() -> None:
+    """Hunyuan 3's marks have one since it is out of its preview."""
+    suffixed, bare = TOOL_FORMATS["hy_v3"]
+
+    assert tool_format_of("<tool_call>{{ name }}<tool_sep>\n<arg_key>{{ key }}</arg_key>") == bare
+    assert tool_format_of("<tool_sep:opensource>") == suffixed
+    assert tool_format_of("", "hy_v3") == bare
 
 
 class PromptEnds:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 TOOL_CALL_PARSERS = (
     *("hermes", "llama3_json", "pythonic", "llama4_pythonic", "mistral", "openai", "qwen3_coder", "qwen3_xml", "glm45"),
     *("seed_oss", "minimax_m2", "deepseek_v3", "deepseek_v31", "kimi_k2", "gemma4", "granite", "cohere", "olmo3"),
-    *("phi4_mini_json", "lfm2", "hunyuan_a13b", "apertus"),
+    *("phi4_mini_json", "lfm2", "hunyuan_a13b", "apertus", "hy_v3", "mimo", "glm47", "ernie45"),
 )
 REASONING_PARSERS = (
     *("openai_gptoss", "gemma4", "mistral", "seed_oss", "cohere", "granite", "qwen3", "glm45", "olmo3"),

@@ -22,6 +22,9 @@ from ipc.gateway.output.json_formats import (
     PHI4_MINI_JSON,
 )
 
+_PARAMETERS = Tags(
+    regex.compile(r"<parameter=(?P<key>[^<>]{1,256})>"), "</parameter>", "</function>", ("\n<parameter=", ">")
+)
 QWEN3_CODER = ToolFormat(
     marker="<tool_call>",
     bare=True,  # these models leave the mark out at times
@@ -31,14 +34,13 @@ QWEN3_CODER = ToolFormat(
     call=("<tool_call>\n<function=", ">", "\n</function>\n</tool_call>"),
     between="\n",
     tokens=HERMES.tokens,
-    tags=Tags(
-        regex.compile(r"<parameter=(?P<key>[^<>]{1,256})>"),
-        "</parameter>",
-        "</function>",
-        ("\n<parameter=", ">\n"),
-        newlines=True,
-    ),
+    tags=_PARAMETERS._replace(key=("\n<parameter=", ">\n"), newlines=True),
     evidence=all_of("<tool_call>", "<function="),
+)
+MIMO = QWEN3_CODER._replace(
+    between="",
+    tags=_PARAMETERS,
+    evidence=all_of("<tool_call>", "<function=", r"<parameter=[^<>]{1,256}>[^<>\n\\\\'\"]+</parameter>"),
 )
 SEED_OSS = QWEN3_CODER._replace(
     bare=False,
@@ -46,9 +48,7 @@ SEED_OSS = QWEN3_CODER._replace(
     closers=("</seed:tool_call>",),
     call=("<seed:tool_call>\n<function=", ">", "\n</function>\n</seed:tool_call>"),
     tokens=("<seed:tool_call>", "</seed:tool_call>"),
-    tags=Tags(
-        regex.compile(r"<parameter=(?P<key>[^<>]{1,256})>"), "</parameter>", "</function>", ("\n<parameter=", ">")
-    ),
+    tags=_PARAMETERS,
     evidence=regex.compile("<seed:tool_call>"),
 )
 GLM45 = ToolFormat(
@@ -67,6 +67,37 @@ GLM45 = ToolFormat(
     ),
     evidence=regex.compile("<arg_key>"),
 )
+
+
+def _hy_v3(suffix: str, evidence: "regex.Pattern[str]") -> ToolFormat:
+    """Hunyuan 3's format with this suffix in all its marks."""
+    calls, call, separator, key, value = (
+        f"{name}{suffix}>" for name in ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value")
+    )
+    return ToolFormat(
+        marker=f"<{calls}",
+        first=f"<{call}",
+        header=regex.compile(rf"\s*<{call}\s*{FUNCTION}\s*<{separator}"),
+        closers=(f"</{calls}",),
+        call=(f"\n<{call}", f"<{separator}", f"\n</{call}"),
+        around=(f"<{calls}", f"\n</{calls}"),
+        tokens=(
+            f"<{separator}",
+            *(f"<{slash}{name}" for name in (calls, call, key, value) for slash in ("", "/")),
+        ),
+        special=True,
+        tags=Tags(
+            regex.compile(rf"<{key}(?P<key>[^<>]{{1,256}})</{key}\s*<{value}"),
+            f"</{value}",
+            f"</{call}",
+            (f"\n<{key}", f"</{key}\n<{value}"),
+        ),
+        evidence=evidence,
+    )
+
+
+HY_V3 = _hy_v3("", regex.compile("<tool_sep>"))
+HY_V3_OPENSOURCE = _hy_v3(":opensource", regex.compile("<tool_sep:opensource>|<tool_sep{}>"))
 MINIMAX_M2 = ToolFormat(
     marker="<minimax:tool_call>",
     first="<invoke",
@@ -133,14 +164,18 @@ GEMMA4 = ToolFormat(
 )
 TOOL_FORMATS = {
     "hermes": (HERMES,),
+    "ernie45": (HERMES,),
     "llama3_json": (LLAMA3_JSON,),
     "pythonic": (PYTHONIC,),
     "llama4_pythonic": (PYTHONIC,),
     "mistral": (MISTRAL_ARGS, MISTRAL),
     "openai": (HARMONY,),
+    "mimo": (MIMO,),
     "qwen3_coder": (QWEN3_CODER,),
     "qwen3_xml": (QWEN3_CODER,),
+    "hy_v3": (HY_V3_OPENSOURCE, HY_V3),
     "glm45": (GLM45,),
+    "glm47": (GLM45,),
     "seed_oss": (SEED_OSS,),
     "minimax_m2": (MINIMAX_M2,),
     "deepseek_v3": (DEEPSEEK_V3,),
