@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ipc.commands import gateway_command
 from ipc.gateway.output.call_format import ToolFormat
-from ipc.gateway.output.json_formats import HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS
+from ipc.gateway.output.json_formats import HERMES, HUNYUAN_A13B, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS
 from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, Reasoning, joined
 from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningParser, reasoning_format_of
 from ipc.gateway.output.tool_call_parser import ToolCallParser
@@ -198,7 +198,7 @@ def test_thinking_does_not_depend_on_how_a_text_comes(
     ("template", "row"),
     [
         ("{{ '<tool_call> <function-name>' }}", HERMES),
-        ("{{ '<tool_calls>[' }} <tool_call>", None),
+        ("{{ '<tool_calls>[' }} <tool_call>", HUNYUAN_A13B),
         ("{{ '[TOOL_CALLS]' }}", MISTRAL),
         ("{{ '[TOOL_CALLS]' ~ '[ARGS]' }}", MISTRAL_ARGS),
         ('{{ \'{"name": function name, "parameters": dictionary of argument name and its value}\' }}', LLAMA3_JSON),

@@ -20,7 +20,7 @@ TOOL_CALL_PARSERS = (
 )
 REASONING_PARSERS = (
     *("openai_gptoss", "gemma4", "mistral", "seed_oss", "cohere", "granite", "qwen3", "glm45", "olmo3"),
-    *("minimax_m2", "deepseek_r1", "deepseek_v3", "kimi_k2"),
+    *("minimax_m2", "deepseek_r1", "deepseek_v3", "kimi_k2", "apertus", "hy_v3", "hunyuan_a13b", "ernie45", "mimo"),
 )
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _USUAL_PORTS = (("http://", ":80"), ("https://", ":443"))

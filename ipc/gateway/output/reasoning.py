@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 from ipc.gateway.output.markers import before, behind_space, without_space
 from ipc.gateway.output.output_events import Content, OutputEvent, Reasoning, joined
 
-Place = Literal["begin", "thought", "pause", "wrapped", "content"]
+Place = Literal["begin", "thought", "pause", "wrapped", "unwrapped", "content"]
 """Where the parser is in an answer."""
 
 
@@ -50,6 +50,14 @@ REASONING_FORMATS = {
     "cohere": ReasoningFormat(
         "<|START_THINKING|>", "<|END_THINKING|>", content=("<|START_RESPONSE|>", "<|END_RESPONSE|>"), special=True
     ),
+    "apertus": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>", special=True),
+    "hy_v3": ReasoningFormat(
+        "<think:opensource>", "</think:opensource>", special=True, evidence=("<think", ":opensource")
+    ),
+    "hunyuan_a13b": THINK._replace(content=("<answer>", "</answer>"), evidence=("<think>", "<|extra_0|>")),
+    "ernie45": THINK._replace(
+        content=("<response>", "</response>"), evidence=("<think>", "<response>", "<global_setting>")
+    ),
     "granite": THINK._replace(
         content=("<response>", "</response>"), evidence=("<think></think>", "<response></response>")
     ),
@@ -60,6 +68,7 @@ REASONING_FORMATS = {
     "deepseek_r1": THINK._replace(always=True),
     "deepseek_v3": THINK,
     "kimi_k2": THINK,
+    "mimo": THINK,
 }
 """By vLLM's names of them, the most particular first."""
 
@@ -107,6 +116,9 @@ class ReasoningParser:
         if self._place == "pause":
             self._pause(at_end)
         said = self._unwrapped(at_end) if self._place == "wrapped" else ""
+        if self._place == "unwrapped":
+            self._text = self._text.lstrip()
+            self._place = "content" if self._text else "unwrapped"
         said += self._take(len(self._text)) if self._place == "content" else ""
         return joined([Reasoning(thought), Content(said)])
 
@@ -140,7 +152,7 @@ class ReasoningParser:
 
     def _unwrapped(self, at_end: bool) -> str:
         """Content up to the mark that ends it; what follows is content as well."""
-        return self._up_to(self._row.content[1], "content", at_end)
+        return self._up_to(self._row.content[1], "unwrapped", at_end)
 
     def _up_to(self, mark: str, then: Place, at_end: bool) -> str:
         """The text in front of a mark, less the space beside it; behind the mark the place is ``then``."""
