@@ -78,6 +78,21 @@ def test_a_chat_may_end_otherwise(tokenizer: HuggingFaceTokenizer) -> None:
     assert tokenizer.info()["chat_template"] == CHAT_TEMPLATE
 
 
+def test_a_tokenizer_tells_its_special_tokens(tokenizer: HuggingFaceTokenizer) -> None:
+    """All that a text is without unless it is asked for, each once."""
+    info = tokenizer.info()
+    told = [info[name] for name in ("bos_token", "eos_token", "pad_token", "unk_token") if name in info]
+    special = [
+        token
+        for token_id in range(1000)
+        if tokenizer.is_special(token_id)
+        for token in [tokenizer.decode([token_id], skip_special_tokens=False)]
+    ]
+
+    assert sorted({*told, *info["additional_special_tokens"]}) == sorted(special)
+    assert set(told).isdisjoint(info["additional_special_tokens"])
+
+
 @pytest.mark.parametrize("text", ["😀", "今日は Zoë", "naïve"])
 def test_the_bytes_of_half_characters_are_known(tokenizer: HuggingFaceTokenizer, text: str) -> None:
     """Put together they are the text, where a token by itself is none."""

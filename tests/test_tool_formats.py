@@ -1,9 +1,8 @@
 """Each family's way to write calls and reasoning, read whole and in pieces."""
 
-import asyncio
 import json
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,18 +10,16 @@ from hypothesis import strategies as st
 from test_gateway_output import cut, told
 from written_calls import written
 
-from ipc.async_client import AsyncClient
 from ipc.gateway.output.call_format import ToolFormat
 from ipc.gateway.output.call_literals import GEMMA_QUOTE, gemma_calls, python_calls
-from ipc.gateway.output.dialect import Dialect
 from ipc.gateway.output.harmony import HarmonyParser
 from ipc.gateway.output.json_formats import HARMONY
 from ipc.gateway.output.output_events import joined
 from ipc.gateway.output.output_parser import whole_output
-from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningParser, reasoning_format_of
+from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningParser
 from ipc.gateway.output.schema_types import ANYTHING, Allowed, allowed, object_parts, parameter_kinds
 from ipc.gateway.output.tool_call_parser import ToolCallParser
-from ipc.gateway.output.tool_formats import GEMMA4, TOOL_FORMATS, tool_format_of
+from ipc.gateway.output.tool_formats import GEMMA4, TOOL_FORMATS
 
 ROWS = {f"{name}-{place}": row for name, rows in TOOL_FORMATS.items() for place, row in enumerate(rows)}
 del ROWS["openai-0"]
@@ -402,77 +399,6 @@ def test_reasoning_of_other_families(name: str, opened: bool | None, text: str, 
         parser = ReasoningParser(REASONING_FORMATS[name], opened)
         events = [event for piece in pieces for event in parser.feed(piece)]
         assert told(joined([*events, *parser.end()])) == expected
-
-
-@pytest.mark.parametrize(
-    ("template", "tools", "thinks"),
-    [
-        ("<tool_call>\n<function=x>", "qwen3_coder", None),
-        ("<tool_call>{{ name }}\n<arg_key> <think></think>", "glm45", "qwen3"),
-        ("<seed:tool_call><function= <seed:think></seed:think>", "seed_oss", "seed_oss"),
-        ("<minimax:tool_call><invoke name= <think></think><response>x</response>", "minimax_m2", "qwen3"),
-        ("[func_name1(a=b)]", "pythonic", None),
-        ("<|channel|>commentary <|channel|>analysis<|message|>", "openai", "openai_gptoss"),
-        ("<|tool_call>call: <|channel>thought\n<channel|>", "gemma4", "gemma4"),
-        ("<|tool_call|> <think></think> <response></response>", "granite", "granite"),
-        ("[TOOL_CALLS][ARGS][THINK][/THINK]", "mistral", "mistral"),
-        ("<\uff5ctool▁calls▁begin\uff5c> ```json <think></think>", "deepseek_v3", "qwen3"),
-        ("<\uff5ctool▁calls▁begin\uff5c> <think></think>", "deepseek_v31", "qwen3"),
-        ("<mm:think> <tool_call> <invoke name=", None, None),
-        ('<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>', "hunyuan_a13b", None),
-        ("{% set HYTK = ':opensource' %}{% set sep = '<tool_sep{}>'.format(HYTK) %}{% set key = '<arg_key{}>'.format(HYTK) %}", "hy_v3", None),
-        ("{% set HYTK = ':opensource' %}{% set start = '<think{}>'.format(HYTK) %}<tool_sep:opensource>", "hy_v3", "hy_v3"),
-        ("<|extra_0|>{{- '<think>\\n\\n</think>\\n' }}<tool_calls>[{", "hunyuan_a13b", "hunyuan_a13b"),
-        ("<global_setting>\\nthink_mode=True <think> <response>\\n <tool_call>", "ernie45", "ernie45"),
-        ("<|inner_prefix|> <|inner_suffix|> <|tools_prefix|>", "apertus", "apertus"),
-        ("<tool_call>\\n<function=f>\\n<parameter=a>value</parameter>\\n<parameter=b>one\\ntwo</parameter>", "mimo", None),
-        ("<tool_call>\\n<function=f>\\n<parameter=a>\\nvalue\\n</parameter>\\n", "qwen3_coder", None),
-        ("{%- set tool_calls_token = '<|tools_prefix|>' -%}", "apertus", None),
-    ],
-)  # fmt: skip
-def test_a_template_shows_its_formats(template: str, tools: str | None, thinks: str | None) -> None:
-    """By words that no other family's template has."""
-    assert tool_format_of(template) == (None if tools is None else TOOL_FORMATS[tools][0])
-    assert reasoning_format_of(template) == (None if thinks is None else REASONING_FORMATS[thinks])
-    assert tool_format_of(template, "openai") == HARMONY
-
-
-def test_a_format_with_a_suffix_is_that_of_its_template() -> None:
-    """Hunyuan 3's marks have one since it is out of its preview."""
-    suffixed, bare = TOOL_FORMATS["hy_v3"]
-
-    assert tool_format_of("<tool_call>{{ name }}<tool_sep>\n<arg_key>{{ key }}</arg_key>") == bare
-    assert tool_format_of("<tool_sep:opensource>") == suffixed
-    assert tool_format_of("", "hy_v3") == bare
-
-
-class PromptEnds:
-    """A client of a model whose prompts end so."""
-
-    def __init__(self, end: str) -> None:
-        self._end = end
-
-    async def tokenize(self, **_: Any) -> list[int]:
-        return [1]
-
-    async def detokenize(self, _: list[int]) -> str:
-        return self._end
-
-
-@pytest.mark.parametrize(
-    ("name", "end", "opened"),
-    [
-        ("seed_oss", "<seed:think>\n", True),
-        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", False),
-        ("cohere", "<|CHATBOT_TOKEN|>", None),
-        ("openai_gptoss", "<|end|><|start|>assistant", None),
-    ],
-)
-def test_a_prompt_may_begin_or_end_reasoning(name: str, end: str, opened: bool | None) -> None:
-    """But for gpt-oss's, which ends as its reasoning does."""
-    client = cast(AsyncClient, PromptEnds(end))
-
-    assert asyncio.run(Dialect(None, REASONING_FORMATS[name], {}).opening(client, None)) is opened
 
 
 def test_what_never_becomes_a_call_is_let_go_in_time() -> None:

@@ -42,6 +42,8 @@ class HuggingFaceTokenizer:
         self._backend = self._tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
+        added = self._backend.get_added_tokens_decoder()
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         definition = self.definition()
         self._least_tokens = LeastTokens(definition)
         facts = hashlib.blake2b(definition.encode(), digest_size=8)
@@ -52,8 +54,6 @@ class HuggingFaceTokenizer:
         before = self.encode_word("a")
         self._before = before, self.decode(before, skip_special_tokens=False)
         """Ids behind which a token has its text as it is in the middle of one, and their text."""
-        added = self._backend.get_added_tokens_decoder()
-        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -138,10 +138,13 @@ class HuggingFaceTokenizer:
     def info(self) -> dict[str, Any]:
         """Class, special tokens and chat template, by the names of tokenizer_config.json."""
         tokenizer = self._tokenizer
+        named = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+        special = [str(tokenizer.convert_ids_to_tokens(token_id)) for token_id in sorted(self._special)]
         return {
             "tokenizer_class": type(tokenizer).__name__,
             "chat_template": tokenizer.chat_template,
-            **{name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
+            **named,
+            "additional_special_tokens": [token for token in special if token not in named.values()],
         }
 
 

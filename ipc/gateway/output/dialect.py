@@ -53,7 +53,8 @@ class Dialect:
 
 async def dialect_of(client: AsyncClient, tool_call_parser: str | None, reasoning_parser: str | None) -> Dialect:
     """The dialect of a daemon's model; the parsers, by vLLM's names, override its template."""
-    template = (await client.tokenizer_info()).get("chat_template") or ""
+    info = await client.tokenizer_info()
+    template = info.get("chat_template") or ""
     names = template_names(template)
     if isinstance(template, dict):  # several, by name
         template = "\n".join(template.values())
@@ -61,6 +62,11 @@ async def dialect_of(client: AsyncClient, tool_call_parser: str | None, reasonin
     thinks = REASONING_FORMATS[reasoning_parser] if reasoning_parser else reasoning_format_of(template)
     if tools is HARMONY:  # its messages are of both kinds
         thinks = HARMONY_REASONING
+    special = frozenset(info.get("additional_special_tokens", ()))
+    if tools is not None and not tools.special and not special.isdisjoint(tools.tokens):
+        tools = tools._replace(special=True)  # as IQuest-Coder's marks are, and not Qwen's, though they are the same
+    if thinks is not None and not thinks.special and not special.isdisjoint(thinks.marks):
+        thinks = thinks._replace(special=True)
     marks = (*(tools.tokens if tools else ()), *(thinks.marks if thinks else ()))
     found = {mark: await client.tokenize(mark, add_special_tokens=False) for mark in marks}
     single = {mark: token_ids[0] for mark, token_ids in found.items() if len(token_ids) == 1}
