@@ -32,6 +32,7 @@ from ipc.gateway.output.tool_formats import GEMMA4, TOOL_FORMATS, tool_format_of
         ("{% set HYTK = ':opensource' %}{% set start = '<think{}>'.format(HYTK) %}<tool_sep:opensource>", "hy_v3", "hy_v3"),
         ("<|extra_0|>{{- '<think>\\n\\n</think>\\n' }}<tool_calls>[{", "hunyuan_a13b", "hunyuan_a13b"),
         ("<global_setting>\\nthink_mode=True <think> <response>\\n <tool_call>", "ernie45", "ernie45"),
+        ("<|begin|>assistant<|think|><|end|> <|content|> <|tool_call:begin|>", "solar_open", "solar_open"),
         ("<|inner_prefix|> <|inner_suffix|> <|tools_prefix|>", "apertus", "apertus"),
         ("<tool_call>\\n<function=f>\\n<parameter=a>value</parameter>\\n<parameter=b>one\\ntwo</parameter>", "mimo", None),
         ("<tool_call>\\n<function=f>\\n<parameter=a>\\nvalue\\n</parameter>\\n", "qwen3_coder", None),
@@ -74,10 +75,11 @@ class PromptEnds:
         ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", False),
         ("cohere", "<|CHATBOT_TOKEN|>", None),
         ("openai_gptoss", "<|end|><|start|>assistant", None),
+        ("solar_open", "<|begin|>user<|content|>?<|end|><|begin|>assistant", None),
     ],
 )
 def test_a_prompt_may_begin_or_end_reasoning(name: str, end: str, opened: bool | None) -> None:
-    """But for gpt-oss's, which ends as its reasoning does."""
+    """But for gpt-oss's and Solar Open's, which end as their reasoning does."""
     client = cast(AsyncClient, PromptEnds(end))
 
     assert asyncio.run(Dialect(None, REASONING_FORMATS[name], {}).opening(client, None)) is opened

@@ -400,3 +400,17 @@ def test_content_between_marks_is_held_to_its_form() -> None:
         assert follows(answering, start + "1".join(marks[:2]), {"regex": "[0-9]"}, with_marks=False)
         assert not follows(answering, start + "a".join(marks[:2]), {"regex": "[0-9]"}, with_marks=False)
         assert answering.params({})["skip_special_tokens"] is False
+
+
+def test_content_between_messages_ends_without_a_mark() -> None:
+    """Solar Open's, whose mark behind content begins what follows it."""
+    row = TOOL_FORMATS["solar_open"][0]
+    token_ids = {mark: TOKENIZERS[True].token_to_id(mark) for mark in MARKS}
+    dialect = Dialect(row, REASONING_FORMATS["solar_open"], token_ids)
+    form, calls = Answering(dialect, None, None), Answering(dialect, None, ToolUse([NOW], [NOW], parallel=False))
+    digit = {"regex": "[0-9]"}
+
+    for start in ("", "<|think|>Hm.<|end|><|begin|>assistant"):
+        assert follows(form, f"{start}<|content|>1", digit)
+        assert not follows(form, f"{start}<|content|>1<|end|><|begin|>assistant", digit)
+        assert follows(calls, start + written(row, ("now", {})))

@@ -16,11 +16,13 @@ logger = logging.getLogger(__name__)
 TOOL_CALL_PARSERS = (
     *("hermes", "llama3_json", "pythonic", "llama4_pythonic", "mistral", "openai", "qwen3_coder", "qwen3_xml", "glm45"),
     *("seed_oss", "minimax_m2", "deepseek_v3", "deepseek_v31", "kimi_k2", "gemma4", "granite", "cohere", "olmo3"),
-    *("phi4_mini_json", "lfm2", "hunyuan_a13b", "apertus", "hy_v3", "mimo", "glm47", "ernie45"),
+    *("phi4_mini_json", "lfm2", "hunyuan_a13b", "apertus", "solar_open", "hy_v3"),
+    *("mimo", "glm47", "ernie45"),
 )
 REASONING_PARSERS = (
     *("openai_gptoss", "gemma4", "mistral", "seed_oss", "cohere", "granite", "qwen3", "glm45", "olmo3"),
-    *("minimax_m2", "deepseek_r1", "deepseek_v3", "kimi_k2", "apertus", "hy_v3", "hunyuan_a13b", "ernie45", "mimo"),
+    *("minimax_m2", "deepseek_r1", "deepseek_v3", "kimi_k2", "apertus", "hy_v3", "hunyuan_a13b", "ernie45"),
+    *("mimo", "solar_open"),
 )
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _USUAL_PORTS = (("http://", ":80"), ("https://", ":443"))

@@ -139,7 +139,7 @@ class Answering:
         row = self._thinking
         marks = row.content if row is not None and row.special else ("", "")
         start, end = (literal(mark, self._token_ids) for mark in marks)
-        return f"{start} said {end}".strip()
+        return f"{start} said {end * (row is None or not row.between)}".strip()
 
     def _start(self, row: ToolFormat, use: ToolUse, said: str | None) -> tuple[str, list[str], str]:
         """The grammar's start, which is calls or content (``said``), the rules of the latter, and what

@@ -85,4 +85,4 @@ async def _opening(
             raise
         return None  # that template wants more, or the request itself is wrong and will be refused
     tail = (await client.detokenize(token_ids[-TAIL:])).rstrip()
-    return True if tail.endswith(row.start) else False if tail.endswith(row.end) else None
+    return True if tail.endswith(row.start) else False if tail.endswith(row.end) and not row.between else None

@@ -147,6 +147,22 @@ KIMI_K2 = ToolFormat(
     special=True,
     evidence=regex.compile(r"<\|tool_calls_section_begin\|>"),
 )
+SOLAR_OPEN = ToolFormat(
+    marker="<|tool_calls|>",
+    first="<|tool_call:begin|>",
+    header=regex.compile(
+        rf"\s*<\|tool_call:begin\|>\s*[\w-]{{0,128}}\s*<\|tool_call:name\|>\s*{FUNCTION}\s*"
+        r"<\|tool_call:args\|>\s*(?=\{)"
+    ),
+    closers=("<|tool_call:end|>",),
+    call=("<|tool_call:begin|>0000000000<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"),
+    around=("<|tool_calls|>", ""),
+    tokens=(
+        *("<|begin|>", "<|think|>", "<|content|>", "<|end|>", "<|tool_calls|>"),
+        *(f"<|tool_call:{part}|>" for part in ("begin", "name", "args", "end")),
+    ),
+    evidence=regex.compile(r"<\|tool_call:begin\|>"),
+)
 HARMONY = ToolFormat(
     marker="<|channel|>commentary to=",
     header=regex.compile(r"(?!)"),  # ipc.gateway.output.harmony reads it

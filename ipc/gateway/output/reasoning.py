@@ -14,8 +14,9 @@ class ReasoningFormat(NamedTuple):
 
     With ``always`` an answer begins with reasoning even if neither the prompt nor the model has
     written ``start``. Content is between the marks ``content``, which may be missing. With
-    ``special`` the text has the marks only if special tokens are asked for. With ``channels`` an
-    answer is of messages, which ``HarmonyParser`` reads.
+    ``special`` the text has the marks only if special tokens are asked for. With ``between`` the
+    marks that end are the beginning of a next message: prompts end with them as well, and the last
+    content without. With ``channels`` an answer is of messages, which ``HarmonyParser`` reads.
     """
 
     start: str
@@ -23,6 +24,7 @@ class ReasoningFormat(NamedTuple):
     always: bool = False
     content: tuple[str, str] = ("", "")
     special: bool = False
+    between: bool = False
     channels: bool = False
     evidence: tuple[str, ...] = ()
     """What the chat templates of its models have, if not ``start`` and ``end``."""
@@ -49,6 +51,14 @@ REASONING_FORMATS = {
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
     "cohere": ReasoningFormat(
         "<|START_THINKING|>", "<|END_THINKING|>", content=("<|START_RESPONSE|>", "<|END_RESPONSE|>"), special=True
+    ),
+    "solar_open": ReasoningFormat(
+        "<|think|>",
+        "<|end|><|begin|>assistant",
+        content=("<|content|>", "<|end|><|begin|>assistant"),
+        special=True,
+        between=True,
+        evidence=("<|begin|>assistant", "<|think|>", "<|content|>"),
     ),
     "apertus": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>", special=True),
     "hy_v3": ReasoningFormat(

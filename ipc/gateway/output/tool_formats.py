@@ -20,6 +20,7 @@ from ipc.gateway.output.json_formats import (
     MISTRAL,
     MISTRAL_ARGS,
     PHI4_MINI_JSON,
+    SOLAR_OPEN,
 )
 
 _PARAMETERS = Tags(
@@ -189,6 +190,7 @@ TOOL_FORMATS = {
     "lfm2": (LFM2,),
     "hunyuan_a13b": (HUNYUAN_A13B,),
     "apertus": (APERTUS,),
+    "solar_open": (SOLAR_OPEN,),
 }
 """By vLLM's names; of several formats the first that the chat template shows, or the last."""
 
