@@ -33,6 +33,8 @@ STARTS: dict[str, tuple[Callable[[], Any], str]] = {
     "before a value": (lambda: ToolCallParser(GLM45, FUNCTIONS), "<tool_call>f<arg_key>a</arg_key>"),
     "before thoughts": (lambda: ReasoningParser(THINK, None), ""),
     "in thoughts": (lambda: ReasoningParser(THINK, True), ""),
+    "in thoughts with calls": (lambda: ReasoningParser(REASONING_FORMATS["apertus"], True), ""),
+    "after a thought with calls": (lambda: ReasoningParser(REASONING_FORMATS["apertus"], True), "x"),
     "after a thought": (lambda: ReasoningParser(THINK, True), "x"),
     "after thoughts": (lambda: ReasoningParser(THINK, True), "x</think>"),
     "before a reply": (lambda: ReasoningParser(REASONING_FORMATS["granite"], True), "x</think>"),

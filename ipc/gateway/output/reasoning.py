@@ -16,7 +16,8 @@ class ReasoningFormat(NamedTuple):
     written ``start``. Content is between the marks ``content``, which may be missing. With
     ``special`` the text has the marks only if special tokens are asked for. With ``between`` the
     marks that end are the beginning of a next message: prompts end with them as well, and the last
-    content without. With ``channels`` an answer is of messages, which ``HarmonyParser`` reads.
+    content without. ``calls`` ends reasoning, too, and is content: what calls of functions begin with that
+    come in the middle of it. With ``channels`` an answer is of messages, which ``HarmonyParser`` reads.
     """
 
     start: str
@@ -25,6 +26,7 @@ class ReasoningFormat(NamedTuple):
     content: tuple[str, str] = ("", "")
     special: bool = False
     between: bool = False
+    calls: str = ""
     channels: bool = False
     evidence: tuple[str, ...] = ()
     """What the chat templates of its models have, if not ``start`` and ``end``."""
@@ -60,7 +62,7 @@ REASONING_FORMATS = {
         between=True,
         evidence=("<|begin|>assistant", "<|think|>", "<|content|>"),
     ),
-    "apertus": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>", special=True),
+    "apertus": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>", special=True, calls="<|tools_prefix|>"),
     "hy_v3": ReasoningFormat(
         "<think:opensource>", "</think:opensource>", special=True, evidence=("<think", ":opensource")
     ),
@@ -148,7 +150,7 @@ class ReasoningParser:
         self._place = "pause" if self._row.content[0] else "content"
 
     def _think(self, at_end: bool) -> str:
-        return self._up_to(self._row.end, "pause", at_end)
+        return self._up_to(self._row.end, "pause", at_end, self._row.calls)
 
     def _pause(self, at_end: bool) -> None:
         """Between reasoning and content."""
@@ -164,15 +166,22 @@ class ReasoningParser:
         """Content up to the mark that ends it; what follows is content as well."""
         return self._up_to(self._row.content[1], "unwrapped", at_end)
 
-    def _up_to(self, mark: str, then: Place, at_end: bool) -> str:
-        """The text in front of a mark, less the space beside it; behind the mark the place is ``then``."""
+    def _up_to(self, mark: str, then: Place, at_end: bool, calls: str = "") -> str:
+        """The text in front of a mark, less the space beside it; behind the mark the place is ``then``. What begins
+        with ``calls`` before it is content."""
         if self._nothing_yet:
             self._text = self._text.lstrip()
         text, found, rest = self._text.partition(mark)
+        if calls and calls in text:
+            text = text[: text.index(calls)]
+            self._place, self._text = "content", self._text[len(text) :]
+            return without_space(text)
         if found:
             self._place, self._text = then, rest
             return without_space(text)
-        settled = len(self._text) if at_end else len(before(self._text, mark))
+        settled = len(self._text)
+        if not at_end:
+            settled = min(len(before(self._text, awaited)) for awaited in (mark, calls) if awaited)
         self._nothing_yet = self._nothing_yet and not settled
         return self._take(settled)
 
