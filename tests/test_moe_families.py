@@ -150,7 +150,7 @@ def test_sizes_of_one_layer_are_found_however_its_number_is_written(tmp_path: Pa
         ("hunyuan_moe", {"use_cla": True}, "use_cla True is not supported"),
         ("cohere2_moe", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling .* is not supported"),
         ("cohere2_moe", {"prefix_dense_intermediate_size": None}, "need prefix_dense_intermediate_size"),
-        ("granite_moe_swa", {"layer_rope_theta": [1.0]}, "layer_rope_theta must be .* for each of 3 layers"),
+        ("granite_moe_swa", {"layer_rope_theta": [1.0]}, "layer_rope_theta has 1 entries for 3 layers"),
         ("mimo_v2", {"swa_num_key_value_heads": 1}, "swa_num_key_value_heads 1 is not supported; supported: 2"),
         ("mimo_v2", {"hybrid_layer_pattern": [0, 1, 1, 1]}, "hybrid_layer_pattern .* is not supported"),
         ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok 1 is not supported"),
