@@ -46,9 +46,10 @@ def test_a_row_whose_drafts_are_right_gets_all_and_one_whose_are_wrong_none():
     assert granted(speculation, right, wrong) == [MOST, 0]
 
 
-def test_steps_that_a_clock_sees_no_time_of_have_all_drafts():
-    """As those have whose costs nobody knows: tokens a second would be no number."""
-    speculation = Speculation(MOST, lambda _tokens, _passes: 0.0)
+@pytest.mark.parametrize("seconds", [0.0, 1e-310])
+def test_steps_that_a_clock_sees_no_time_of_have_all_drafts(seconds):
+    """As those have whose costs nobody knows: tokens a second would be no number. Nor are they of hardly any time."""
+    speculation = Speculation(MOST, lambda _tokens, _passes: seconds)
 
     assert granted(speculation, decoding("a")) == [MOST]
 

@@ -194,7 +194,7 @@ class Speculation:
         if not all(seconds):  # nobody knows, or the clock has seen none pass
             return len(chances)
         tokens = num_rows + np.concatenate([[0.0], np.cumsum(chances)])[counts]
-        return counts[int(np.argmax(tokens / np.array(seconds, float)))]
+        return counts[int(np.argmin(np.array(seconds, float) / tokens))]
 
     def _chances(self, sequence: Sequence, count: int) -> list[float]:
         """Of each of so many drafts, that there is one and it is right."""
