@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import msgspec
 
-from engine.models.family import Family, Fields, decoder_spec, layer_pattern, uniform_rope, with_attention
+from engine.models.families.stablelm import LayerNormFields
+from engine.models.family import Family, decoder_spec, layer_pattern, uniform_rope, with_attention
 from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, Positive
 from engine.models.rope_spec import NO_ROPE
 from engine.models.spec import BlockSpec, ModelSpec
 
 
-class CohereFields(Fields):
+class CohereFields(LayerNormFields):
     """The family's own keys, with the defaults of transformers."""
 
-    layer_norm_eps: Positive = 1e-5
     logit_scale: Positive = 0.0625
     sliding_window_pattern: Count = 4
     use_qk_norm: bool = False

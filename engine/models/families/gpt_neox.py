@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 
-from engine.models.families.jais2 import LayerNormFields
+from engine.models.families.stablelm import LayerNormFields
 from engine.models.family import Family, decoder_spec, uniform_rope
 from engine.models.layers.feed_forward import GatedSpec, plain_rules
 from engine.models.requirements import Positive

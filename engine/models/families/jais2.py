@@ -5,15 +5,9 @@ from dataclasses import replace
 import msgspec
 
 from engine.models.families.arcee import arcee
-from engine.models.family import Family, Fields
-from engine.models.requirements import Positive
+from engine.models.families.stablelm import LayerNormFields
+from engine.models.family import Family
 from engine.models.spec import ModelSpec
-
-
-class LayerNormFields(Fields):
-    """The key of norms that subtract the mean, with the default of most families."""
-
-    layer_norm_eps: Positive = 1e-5
 
 
 def jais2(fields: LayerNormFields) -> ModelSpec:

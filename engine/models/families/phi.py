@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import msgspec
 
-from engine.models.families.jais2 import LayerNormFields
-from engine.models.families.stablelm import even_ropes
+from engine.models.families.stablelm import LayerNormFields, even_ropes
 from engine.models.family import Family, decoder_spec
 from engine.models.layers.feed_forward import GatedSpec, plain_rules
 from engine.models.spec import ModelSpec

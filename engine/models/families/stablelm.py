@@ -11,10 +11,15 @@ from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import LAYER, tensors
 
 
-class StableLmFields(Fields):
-    """The family's own keys, with the defaults of transformers."""
+class LayerNormFields(Fields):
+    """The key of norms that subtract the mean, with the default of most families that have it."""
 
     layer_norm_eps: Positive = 1e-5
+
+
+class StableLmFields(LayerNormFields):
+    """The family's own keys, with the defaults of transformers."""
+
     use_qkv_bias: bool = False
     use_parallel_residual: bool = False
     qk_layernorm: bool = False
