@@ -19,6 +19,9 @@ def chosen_experts(spec, weights, x):
             ranked = np.where(np.isin(np.arange(router.groups), best)[:, None], groups, -np.inf).reshape(-1)
         gaps += gaps_between(ranked[np.isfinite(ranked)])
         experts = np.argsort(-ranked, kind="stable")[: spec.experts_per_token]
+        if router.scoring is Scoring.SPARSE_MIXER:
+            limits = [np.abs(distances(scores, expert) - 2 * router.jitter) for expert in experts]
+            gaps += [gap for gap in np.concatenate(limits).tolist() if gap]
         found.append((experts, weighted(router, weights, scores, experts)))
     return found, min(gaps)
 
@@ -38,9 +41,24 @@ def weighted(router, weights, scores, experts):
     values = scores[experts]
     if router.scoring is Scoring.SOFTMAX_OF_CHOSEN:
         values = softmax(values)
+    elif router.scoring is Scoring.SPARSE_MIXER:
+        values = np.array([share(scores, experts, place, router.jitter) for place in range(len(experts))])
     elif router.normalised:
         values = values / values.sum()
     return values * router.scale * weights.get("expert_scale", np.ones(len(scores)))[experts]
+
+
+def share(scores, experts, place, jitter):
+    """Of the softmax over the experts near to one of the chosen, those chosen before it left out."""
+    is_near = distances(scores, experts[place]) <= 2 * jitter
+    is_near[experts[:place]] = False
+    return 1 / np.exp(scores[is_near] - scores[experts[place]]).sum()
+
+
+def distances(scores, expert):
+    """How far below one expert's score each score is, as a part of the larger of the two."""
+    below = scores[expert] - scores
+    return np.divide(below, np.maximum(np.abs(scores), scores[expert]), out=np.zeros(len(scores)), where=below != 0)
 
 
 def mixed(spec, weights, x):

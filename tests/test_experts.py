@@ -98,6 +98,7 @@ def specs(draw):
         weighs_input=draw(st.booleans()),
         norm_eps=draw(st.sampled_from([None, 1e-6])),
         expert_scale=draw(st.booleans()),
+        jitter=draw(st.sampled_from([0.0, 0.01, 0.4])),
     )
     activation = draw(st.sampled_from([Activation.SILU, ClampedGate(1.702, 0.5)]))
     shared = draw(st.sampled_from([None, GatedSpec(4)]))
