@@ -43,7 +43,9 @@ def loaded(directory, model, name):
     return load_decoder(open_checkpoint(directory), partition, FLOAT32, mesh=mesh, progress=lambda *_: None)
 
 
-@pytest.mark.parametrize("name", [*ASSISTANTS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "assistant" else pytest.mark.thorough) for name in ASSISTANTS]
+)
 def test_an_assistant_drafts_what_torch_does(name, tmp_path):
     """Three drafts behind each beginning of a text, and the logits of the likeliest tokens behind some."""
     decoder = load(build_assisted(tmp_path / "model", name))

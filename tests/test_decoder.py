@@ -10,6 +10,7 @@ from checkpoints import VARIANTS, build_checkpoint
 from loading import load
 from moe_checkpoints import MOE_VARIANTS
 from state_checkpoints import STATE_VARIANTS
+from test_golden import OF_OTHERS
 from whole_rows import compute_logprobs
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -24,7 +25,10 @@ AGAIN = {"llama2_bfloat16", "qwen3_sharded", "qwen2_sliding", "phi3", "gemma3_vi
 
 @pytest.mark.parametrize(
     "variant",
-    [pytest.param(name, marks=pytest.mark.thorough if name in ELSEWHERE | AGAIN else ()) for name in VARIANTS],
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name in {*ELSEWHERE, *AGAIN, *OF_OTHERS} else ())
+        for name in VARIANTS
+    ],
 )
 def test_decoder_agrees_with_transformers(tmp_path: Path, variant: str) -> None:
     """Each family's decoder takes transformers' greedy path, with its log-probabilities."""

@@ -69,10 +69,9 @@ def alone(manager, asked):
     return tokens_of(build_engine(manager, host=None), [make(salt=None) for make in asked])
 
 
-@pytest.mark.parametrize("kept", [KEPT, pytest.param(1, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize(
-    ("run_ahead", "waits"), [(1, True), *(pytest.param(ahead, False, marks=pytest.mark.thorough) for ahead in (0, 2))]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("kept", [KEPT, 1])
+@pytest.mark.parametrize(("run_ahead", "waits"), [(1, True), (0, False), (2, False)])
 def test_states_and_pages_come_back_and_give_the_same_tokens(manager, asked, alone, kept, run_ahead, waits):
     """With preemption, and with fewer tokens computed than without a tier."""
     without = build_engine(manager, num_pages=55, kept=kept, host=None, run_ahead=run_ahead)
@@ -90,6 +89,7 @@ def test_states_and_pages_come_back_and_give_the_same_tokens(manager, asked, alo
         assert stats.prompt_tokens < without.stats().prompt_tokens
 
 
+@pytest.mark.thorough
 def test_a_state_on_the_host_survives_sleep(manager, asked, alone):
     """A prompt goes on from it after the device's memory was dropped."""
     engine = build_engine(manager, num_pages=55)
@@ -104,6 +104,7 @@ def test_a_state_on_the_host_survives_sleep(manager, asked, alone):
     assert engine._scheduler.memory.slots.tier.pages_loaded > loaded
 
 
+@pytest.mark.thorough
 def test_a_reset_forgets_the_states_on_the_host(manager, asked):
     """The weights may have changed."""
     engine = build_engine(manager, num_pages=55)
@@ -118,6 +119,7 @@ def test_a_reset_forgets_the_states_on_the_host(manager, asked):
     assert engine._scheduler.memory.slots.tier.pages_loaded == loaded
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [0, 1], ids=["pages", "states"])
 def test_a_failing_copy_loses_the_tier_and_nothing_else(manager, asked, alone, kind, monkeypatch):
     """Who is in the steps that then fail ends; all others get what they would, and no slot leaks."""

@@ -157,7 +157,8 @@ def test_each_row_has_the_projections_of_its_own_adapter(rank):
         np.testing.assert_allclose(actual[rows], expected[rows], atol=2e-5)
 
 
-@pytest.mark.parametrize("keys_a_turn", [256, pytest.param(8192, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("keys_a_turn", [256, 8192])
 def test_a_turn_may_have_more_keys_of_each_row(keys_a_turn):
     """Blocks of any length give what short ones give; the last one hangs over the table."""
     inputs, view = build_step([1, 1, 1, 5], [3, 130, 239, 64], EXPANDS, rows=4, tokens=8)

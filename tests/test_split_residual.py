@@ -186,7 +186,7 @@ def test_two_devices_compute_what_one_does(tmp_path: Path, variant: str, targets
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("devices", [1, DEVICES])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), DEVICES])
 def test_an_adapter_of_gates_is_added_to_their_kernel(tmp_path: Path, devices: int) -> None:
     """As to a checkpoint that it was merged into, whose own adapter is zero."""
     directory, other = (build_checkpoint(tmp_path / name, "afmoe") for name in ("model", "merged"))
