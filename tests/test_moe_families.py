@@ -153,6 +153,7 @@ def test_sizes_of_one_layer_are_found_however_its_number_is_written(tmp_path: Pa
         ("granite_moe_swa", {"layer_rope_theta": [1.0]}, "layer_rope_theta has 1 entries for 3 layers"),
         ("mimo_v2", {"swa_num_key_value_heads": 1}, "swa_num_key_value_heads 1 is not supported; supported: 2"),
         ("mimo_v2", {"hybrid_layer_pattern": [0, 1, 1, 1]}, "hybrid_layer_pattern .* is not supported"),
+        ("mimo_v2", {"v_head_dim": 24}, "values of 24 numbers a head, more than the 16 of keys"),
         ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok 1 is not supported"),
         ("phimoe", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear' needs short_mscale and long_mscale"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv 8.0 is not supported"),

@@ -14,6 +14,7 @@ from engine.models.layers.norm import RMSNorm
 from engine.models.layers.row_operations import norm_factor
 from engine.models.linear import linear
 from engine.models.partition import Partition
+from engine.models.requirements import require
 from engine.models.rope import half_split, rotate
 from engine.models.rope_spec import RopeSpec
 from engine.models.spec import BlockSpec
@@ -64,6 +65,11 @@ class SelfAttentionSpec:
     """Numbers of a value head where a key's are more; values then have a kernel of their own (MiMo-V2)."""
     input_size: int | None = None
     """Numbers of a token's input, where they are not the model's hidden size."""
+
+    def __post_init__(self) -> None:
+        """Raises UnsupportedError for values that pages for such keys have no room for."""
+        keys, values = self.head_dim, self.value_dim or 0
+        require(values <= keys, f"values of {values} numbers a head, more than the {keys} of keys, are not supported")
 
     @property
     def cached(self) -> Cached:
