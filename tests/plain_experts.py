@@ -1,8 +1,21 @@
 """Experts as they are described, token by token in float64: what engine/models/layers/experts.py is compared with."""
 
+from math import erf
+
 import numpy as np
 
+from engine.models.layers.activation import Activation, ClampedGate
 from engine.models.layers.expert_router import Scoring
+
+ERF = np.vectorize(erf, otypes=[np.float64])
+ACTIVATED = {
+    Activation.SILU: lambda x: x / (1 + np.exp(-x)),
+    Activation.GELU: lambda x: x * (1 + ERF(x / np.sqrt(2))) / 2,
+    Activation.GELU_TANH: lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
+    Activation.RELU: lambda x: np.maximum(x, 0),
+    Activation.RELU_SQUARED: lambda x: np.square(np.maximum(x, 0)),
+}
+"""Elementwise."""
 
 
 def chosen_experts(spec, weights, x):
@@ -44,7 +57,7 @@ def weighted(router, weights, scores, experts):
     elif router.scoring is Scoring.SPARSE_MIXER:
         values = np.array([share(scores, experts, place, router.jitter) for place in range(len(experts))])
     elif router.normalised:
-        values = values / values.sum()
+        values = values / (values.sum() + router.least_sum)
     return values * router.scale * weights.get("expert_scale", np.ones(len(scores)))[experts]
 
 
@@ -76,8 +89,8 @@ def mixed(spec, weights, x):
         total = total if norms is None else normed(total, norms["experts_post"], spec.branch_norm_eps)
         if spec.shared is not None:
             of_shared = token if norms is None else normed(token, norms["shared"], spec.branch_norm_eps)
-            gate, up = np.moveaxis(np.tensordot(of_shared, weights["shared_gate_up"], 1), 0, 0)
-            shared = (silu(gate) * up) @ weights["shared_down"]
+            parts = np.tensordot(of_shared, weights["shared_gate_up"], 1)
+            shared = activated(spec.shared.activation, parts, spec.shared.gate_scale) @ weights["shared_down"]
             if spec.shared_gate:
                 shared = shared / (1 + np.exp(-(of_shared @ weights["shared_gate"])))
             total = total + (shared if norms is None else normed(shared, norms["shared_post"], spec.branch_norm_eps))
@@ -87,26 +100,29 @@ def mixed(spec, weights, x):
 
 def fed(spec, weights, expert, token):
     """One expert's answer to one token."""
-    gate, up = np.tensordot(token, weights["gate_up"][expert], 1)
+    parts = np.tensordot(token, weights["gate_up"][expert], 1)
     if spec.bias:
-        gate, up = np.array([gate, up]) + weights["gate_up_bias"][expert]
-    if hasattr(spec.activation, "limit"):
-        gate, up = np.minimum(gate, spec.activation.limit), np.clip(up, -spec.activation.limit, spec.activation.limit)
-        activated = (up + 1) * gate / (1 + np.exp(-spec.activation.alpha * gate))
-    else:
-        activated = silu(gate) * up
-    return activated @ weights["down"][expert] + (weights["down_bias"][expert] if spec.bias else 0.0)
+        parts = parts + weights["gate_up_bias"][expert]
+    return activated(spec.activation, parts) @ weights["down"][expert] + (
+        weights["down_bias"][expert] if spec.bias else 0.0
+    )
+
+
+def activated(activation, parts, gate_scale=1.0):
+    """Of gate and up f64[2, columns], or of up alone f64[1, columns]."""
+    if len(parts) == 1:
+        return ACTIVATED[activation](parts[0])
+    gate, up = parts
+    if isinstance(activation, ClampedGate):
+        gate, up = np.minimum(gate, activation.limit), np.clip(up, -activation.limit, activation.limit)
+        return (up + 1) * gate / (1 + np.exp(-activation.alpha * gate))
+    return ACTIVATED[activation](gate * gate_scale) * up
 
 
 def softmax(logits):
     """Of one row."""
     powers = np.exp(logits - logits.max())
     return powers / powers.sum()
-
-
-def silu(x):
-    """Elementwise."""
-    return x / (1 + np.exp(-x))
 
 
 def normed(x, scale, eps):
