@@ -30,6 +30,7 @@ class EarlierKeys:
         self, spec: AttentionSpec, cache: LayerCache, place: Place, inputs: AttentionInputs
     ) -> tuple[LayerCache, Array]:
         """Each query sees the last ``window`` keys before its own."""
+        assert spec == AttentionSpec(spec.scale, spec.window) and inputs.sinks is None
         of_group: Any = cache
         keys, values = (jnp.repeat(x, inputs.q.shape[2] // x.shape[2], axis=2) for x in of_group[place.group])
         positions = np.arange(inputs.q.shape[1])

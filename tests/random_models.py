@@ -15,6 +15,7 @@ from engine.models.layers.latent_attention import LatentAttentionSpec
 from engine.models.layers.mamba2 import GatedNorm, Mamba2Spec
 from engine.models.layers.mixer import MixerSpec, State
 from engine.models.layers.self_attention import SelfAttentionSpec
+from engine.models.layers.short_convolution import ShortConvolutionSpec
 from engine.models.rope_spec import NO_ROPE, RopeSpec
 from engine.models.spec import BlockSpec, FeedForwardSpec, ModelSpec, Multipliers, NormPlan
 
@@ -31,7 +32,7 @@ class RandomModel:
         self._rank, self._rope_dim = random.choice((8, 12, 24)), random.choice((4, 8))
         self._windows = [random.randint(1, 20) for _ in range(random.randint(1, 2))]
         self._chunk = random.randint(2, 16)
-        self._recurrent = random.choice((self._delta_net(), self._mamba2(), None))
+        self._recurrent = random.choice((self._delta_net(), self._mamba2(), self._convolution(), None))
 
     def spec(self) -> ModelSpec:
         """The model."""
@@ -44,12 +45,17 @@ class RandomModel:
         blocks: list[BlockSpec] = []
         for kind in layers:
             blocks.append(self._block(kind, blocks))
+        centered = random.random() < 0.3
         return ModelSpec(
             vocab_size=VOCABULARY,
             hidden_size=random.choice((16, 24, 40)),
             blocks=tuple(blocks),
             max_position=512,
+            centered_norms=centered,
+            norm_scales=random.random() < 0.9,
+            norm_bias=centered and random.random() < 0.5,
             tied_embeddings=random.random() < 0.5,
+            head_bias=random.random() < 0.2,
         )
 
     def _block(self, kind: str, before: list[BlockSpec]) -> BlockSpec:
@@ -58,14 +64,17 @@ class RandomModel:
         if random.random() < 0.1 and feed_forward is not None and any(_is_attention(block.mixer) for block in before):
             return BlockSpec(None, feed_forward)
         norms = random.choice((NormPlan.BEFORE, NormPlan.BEFORE, NormPlan.AFTER, NormPlan.BOTH))
-        parallel = norms is NormPlan.BEFORE and feed_forward is not None and random.random() < 0.1
+        parallel = norms is NormPlan.BEFORE and feed_forward is not None and random.random() < 0.25
         mixer, beside = self._mixer(kind, before), None
         if kind != "state" and self._recurrent is not None and random.random() < 0.3:
             mixer, beside = random.choice(((mixer, self._recurrent), (self._recurrent, mixer)))
         by = (
             Multipliers(*(random.choice((1.0, 0.7, 1.3)) for _ in range(5))) if random.random() < 0.3 else Multipliers()
         )
-        return BlockSpec(mixer, feed_forward, norms, is_parallel=parallel, beside=beside, multipliers=by)
+        own_norm = parallel and random.random() < 0.5
+        return BlockSpec(
+            mixer, feed_forward, norms, is_parallel=parallel, parallel_norm=own_norm, beside=beside, multipliers=by
+        )
 
     def _mixer(self, kind: str, before: list[BlockSpec]) -> MixerSpec:
         if kind == "state":
@@ -76,7 +85,9 @@ class RandomModel:
         sources = [
             number
             for number, block in enumerate(before)
-            if isinstance(block.mixer, SelfAttentionSpec) and block.mixer.kv_source is None
+            if isinstance(block.mixer, SelfAttentionSpec)
+            and block.mixer.kv_source is None
+            and block.mixer.value_dim is None
         ]
         attention = self._attention(None if kind == "full" else self._random.choice(self._windows))
         if sources and self._random.random() < 0.1:
@@ -94,16 +105,23 @@ class RandomModel:
         soft_cap = 5.0 if random.random() < 0.2 else None
         scores = AttentionSpec(head_dim**-0.5, None if chunk else window, soft_cap, chunk)
         ropes = (RopeSpec(), RopeSpec(theta=100.0, rotary_dim=head_dim // 4 * 2), NO_ROPE)
+        has_norms, gates = random.random() < 0.3, random.choice((None, None, None, "beside queries", "alone"))
         return SelfAttentionSpec(
             num_heads=self._kv_heads * random.choice((1, 2, 3)),
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             scores=scores,
             qkv_bias=random.random() < 0.3,
-            qk_norm=random.random() < 0.3,
+            output_bias=random.random() < 0.3,
+            qk_norm=has_norms,
             rope=random.choice(ropes),
             sinks=random.random() < 0.2,
-            gated=random.random() < 0.2,
+            gated=gates == "beside queries",
+            gate_proj=gates == "alone",
+            norms_behind_rope=has_norms and random.random() < 0.3,
+            clip=1.0 if random.random() < 0.2 else None,
+            norms_by_head=has_norms and random.random() < 0.5,
+            value_dim=random.choice((3, head_dim // 2, head_dim)) if random.random() < 0.2 else None,
         )
 
     def _latent_attention(self) -> LatentAttentionSpec:
@@ -144,6 +162,10 @@ class RandomModel:
             scales=random.choice(((), (0.5, 2.0, 0.7, 1.5, 0.8))),
         )
 
+    def _convolution(self) -> ShortConvolutionSpec:
+        random = self._random
+        return ShortConvolutionSpec(random.choice((6, 16)), random.choice((2, 3, 4)), random.random() < 0.5)
+
     def _feed_forward(self) -> FeedForwardSpec | None:
         random = self._random
         activation = random.choice((Activation.SILU, Activation.GELU_TANH, Activation.RELU_SQUARED))
@@ -159,7 +181,15 @@ class RandomModel:
             random.choice((8, 16)),
             experts,
             random.randint(1, min(3, experts)),
-            RouterSpec(random.choice(list(Scoring)), correction=random.random() < 0.2),
+            RouterSpec(
+                random.choice(list(Scoring)),
+                normalised=random.random() < 0.8,
+                correction=random.random() < 0.2,
+                weighs_input=random.random() < 0.2,
+                jitter=random.choice((0.0, 0.1)),
+            ),
+            gated.activation,
+            gated=gated.gated,
             shared=shared,
             shared_gate=shared is not None and random.random() < 0.5,
         )
