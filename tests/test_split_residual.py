@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from engine.models.layers.self_attention import self_attention
 from engine.models.linear import linear
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition, split
-from engine.models.spec import layer_plan
+from engine.models.spec import Multipliers, layer_plan
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.forms import Dense
@@ -280,3 +280,15 @@ def test_a_block_with_a_kernel_of_gates_is_not_split(tmp_path: Path) -> None:
     blocks = (replace(block, mixer=replace(self_attention(block), gate_proj=True)) for block in model.blocks)
 
     assert not splits_residual(Partition(replace(model, blocks=tuple(blocks)), DEVICES))
+
+
+@pytest.mark.parametrize(
+    "more", [{"output_scale": True}, {"is_parallel": True}, {"multipliers": Multipliers(mixer_output=0.5)}], ids=str
+)
+def test_a_block_with_anything_else_is_not_split(tmp_path: Path, more: dict[str, Any]) -> None:
+    """Whatever a block may have, its call on parts computes a plain one's and no more."""
+    model = read_model_config(build_checkpoint(tmp_path, "llama2"))
+    blocks = tuple(replace(block, **more) for block in model.blocks)
+
+    assert not splits_residual(Partition(replace(model, blocks=blocks), DEVICES))
+    assert not splits_residual(Partition(replace(model, norm_scales=False), DEVICES))
