@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from caching.tpu.tpu_chip import CHIPS
-from caching.tpu.tpu_kernels import JAX, PALLAS
 from engine.config import EngineConfig
 from engine.devices.mesh import one_device
 from engine.errors import ConfigurationError
@@ -25,14 +24,14 @@ from engine.models.weights.store import parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.planner.chip_fit import ChipFit
 from engine.planner.chip_plan import ChipPlan, Roofline, batch_sizes
-from engine.planner.chip_planner import decode_steps, pages_read
+from engine.planner.chip_planner import decode_steps
 from engine.planner.compiled_function import CompiledFunction, CompiledProgram, Exchange, ExpertStack, LargeArrays
 from engine.planner.experts_read import share_read
 from engine.planner.hlo_traffic import Collective, Moved
 from engine.planner.ici import exchange_seconds
-from engine.step.backend_choice import tpu_backend, xla_backend
+from engine.planner.pages_read import pages_read
+from engine.step.backend_choice import xla_backend
 from engine.step.compilation import Compilation
-from engine.step.step_shapes import StepShapes
 from ipc.commands.cli import main
 
 CONFIGS, PROGRAMS = Path(__file__).parent / "configs", Path(__file__).parent / "programs"
@@ -102,12 +101,24 @@ def test_each_of_several_chips_reads_its_part():
     assert step.bytes_needed == 1_000_000_000 - table + 4 * (1000 * 32 * 2 * 128 * 2 + 4 * 128256 // 16)
 
 
-@pytest.mark.parametrize(("kernel", "tokens"), [(JAX, 2 * 5 * 128), (PALLAS, 32 * 32)])
-def test_attention_reads_what_its_kernel_moves_at_once(kernel, tokens):
+@pytest.mark.parametrize(("backend", "tokens"), [("jax", 2 * 5 * 128), ("pallas", 32 * 32)])
+def test_attention_reads_what_its_kernel_moves_at_once(backend, tokens):
     """Of 1,000 tokens of 8 kv heads on a v6e jax's kernel reads two blocks of five pages of 128, ours quarters of pages."""
-    page = tpu_backend(V6E, kernel).one_page(Partition(read_config_file(CONFIGS / "Llama-3-8B.json")), 128, BFLOAT16)
+    one = fit("Llama-3-8B", 1, V6E, attention_backend=backend)
 
-    assert pages_read(kernel, V6E, StepShapes(64, 512, 8192, page), 1000) == tokens * 2 * 8 * 128 * 2
+    read = pages_read(one, one.planner().shapes(one.backend, None), 1000)
+
+    assert read == [tokens * 2 * 8 * 128 * 2] * 32
+
+
+@pytest.mark.parametrize(("queries", "seen"), [(1, 128), (2, 256), (129, 256), (130, 384), (2048, 1024)])
+def test_attention_skips_the_pages_before_a_window(queries, seen):
+    """Half of gpt-oss's layers see 128 tokens: the last of 1,024 those of one page, and each earlier query some more."""
+    one = fit("gpt-oss-20b", 4, V6E)
+
+    read = pages_read(one, one.planner().shapes(one.backend, None), 1024, queries)
+
+    assert read == [tokens * 2 * 2 * 64 * 2 for tokens in [seen, 1024] * 12]
 
 
 def test_a_sum_over_chips_takes_its_bytes_and_its_way():

@@ -14,7 +14,6 @@ from jax import Device
 from caching.metadata import pages_for
 from caching.state.ragged import BLOCK
 from caching.tpu.tpu_chip import CHIPS, Chip
-from caching.tpu.tpu_kernels import TPUKernel
 from engine.config import EngineConfig
 from engine.devices.mesh import LOGITS, DeviceMesh
 from engine.errors import ConfigurationError
@@ -34,6 +33,7 @@ from engine.planner.compiled_function import CompiledProgram, ExpertStack, Large
 from engine.planner.experts_read import expert_bytes, share_read
 from engine.planner.hlo_traffic import Moved, Traffic
 from engine.planner.ici import exchanges_seconds
+from engine.planner.pages_read import of_call, pages_read
 from engine.planner.topology import chips_of, topology_of
 from engine.progress import Progress
 from engine.speculation.read_draft import read_draft
@@ -128,13 +128,6 @@ def compiled_steps(
     return fit, {one.name: CompiledProgram(compile_program(one), arrays) for one in programs}
 
 
-def pages_read(kernel: TPUKernel, chip: Chip, shapes: StepShapes, tokens: int) -> int:
-    """Bytes of one layer's pages that attention reads for a sequence of ``tokens`` tokens."""
-    cache = shapes.cache
-    read = kernel.tokens_read(chip, cache, shapes.pages_per_seq, tokens)
-    return read * replace(cache, of_draft=None).bytes_per_page // (cache.num_layers * cache.page_size)
-
-
 def _capacity(shapes: StepShapes) -> int:
     """Tokens in all pages, if sequences are as long as may be."""
     longest = pages_for(shapes.max_model_len, shapes.cache.page_size) * shapes.cache.page_size
@@ -223,16 +216,16 @@ def decode_steps(
     """
     is_head = fit.draft is not None and fit.draft.partition.model.head is not None
     slot = _bytes_in_loops(fit, shapes)
-    roofline, read = _roofline(fit, shapes.cache.bytes_per_slot), pages_read(fit.kernel, fit.chip, shapes, tokens)
-    pages = shapes.groups.pages_of(tokens)
+    roofline, pages = _roofline(fit, shapes.cache.bytes_per_slot), shapes.groups.pages_of(tokens)
+    read = pages_read(fit, shapes, tokens, 1 + drafts)
     found = []
     for sequences in batch_sizes(shapes.max_num_seqs, drafts, shapes.most_samples):
         computed = sequences * (1 + drafts)
         if sequences * pages <= shapes.cache.num_usable_pages:
-            step = _smallest(programs, FORWARD, computed).traffic(sequences * read, computed)
+            step = _smallest(programs, FORWARD, computed).traffic(sequences * of_call(read), computed)
             sampler = _smallest(programs, GREEDY, computed).traffic(0, computed)
             states = max(0, sequences - BLOCK) * slot  # the compiled loop over blocks is counted as one trip
-            keys = sequences * read * shapes.cache.num_layers if fit.kernel.loops else 0
+            keys = sequences * sum(read) if fit.kernel.loops else 0
             in_loops = Moved(states + keys, states)
             exchange, moved = _exchange_and_moved(roofline, in_loops, step, sampler)
             to_draft = (drafts + (not is_head)) * _read_of_draft(fit, roofline, sequences)
@@ -269,13 +262,14 @@ def _read_of_draft(fit: ChipFit, roofline: Roofline, sequences: int) -> int:
 def prompt_steps(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, tokens: int) -> list[PromptStep]:
     """Steps of a prompt of so many tokens: the largest, and those from ``max_num_seqs`` on whose
     size is a power of two."""
-    roofline, read = _roofline(fit, shapes.cache.bytes_per_slot), pages_read(fit.kernel, fit.chip, shapes, tokens)
+    roofline = _roofline(fit, shapes.cache.bytes_per_slot)
     steps = {one.report.size: one for one in programs if one.report.name == FORWARD and one.report.readable}
     sizes = [size for size in sorted(steps) if size >= shapes.max_num_seqs and size.bit_count() == 1]
-    keys = read * shapes.cache.num_layers if fit.kernel.loops else 0
     found = []
     for size in dict.fromkeys([*sizes, *sorted(steps)[-1:]]):
-        exchange, moved = _exchange_and_moved(roofline, Moved(keys), steps[size].traffic(read, size))
+        read = pages_read(fit, shapes, tokens, size)
+        keys = sum(read) if fit.kernel.loops else 0
+        exchange, moved = _exchange_and_moved(roofline, Moved(keys), steps[size].traffic(of_call(read), size))
         found.append(roofline.prompt(size, tokens, moved, exchange))
     return found
 
