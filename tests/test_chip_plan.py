@@ -303,6 +303,29 @@ def test_copies_and_gathers_are_named():
     assert report.gathers == ["all-gather of 4,194,304 bytes, 3 times"]
 
 
+@pytest.mark.parametrize("shape", ["1,768,1024", "768,1024", "2,768,1024", "64,64,256", "128,64,256", "96,6144"])
+def test_a_copy_of_a_layer_is_named_where_not_all_layers_are_alike(shape):
+    """Of six layers two of a kind are a stack, the pages are of two, and four have a state."""
+    layout = f"bf16[{shape}]{{{','.join(map(str, reversed(range(shape.count(',') + 1))))}:T(8,128)(2,1)}}"
+    program = f"""\
+HloModule step, is_scheduled=true
+
+ENTRY %main (p0: bf16[{shape}]) -> bf16[{shape}] {{
+  %p0 = {layout} parameter(0)
+  ROOT %made = {layout} copy(%p0)
+}}
+"""
+    weight, *pools = (
+        jax.ShapeDtypeStruct(every, jnp.bfloat16) for every in ((2, 768, 1024), (128, 64, 256), (384, 6144))
+    )
+    arrays = LargeArrays((weight,), tuple(pools), jax.ShapeDtypeStruct((64, 512), jnp.float32), 6, (), (64, 96))
+    executable = SimpleNamespace(as_text=lambda: program, memory_analysis=lambda: None)
+
+    report = CompiledProgram(Compilation("step", 16, 1.5, executable, is_new=True), arrays).report
+
+    assert len(report.copies) == 1
+
+
 @pytest.mark.parametrize(("logits", "gathers"), [((8, 128256), 0), ((512, 4096), 1)])
 def test_a_gather_of_activations_is_not_one_of_weights(logits, gathers):
     """They may be as many numbers as a weight; where they are those of logits it is named."""

@@ -194,7 +194,9 @@ def large_arrays(
     logits = jax.ShapeDtypeStruct((shapes.max_num_seqs, partition.padded_vocab_size), jnp.float32, sharding=sharding)
     pages = jax.tree.leaves(backend.abstract_cache(shapes.cache, mesh))
     weights = tuple(jax.tree.leaves(nnx.state(decoder)))
-    return LargeArrays(weights, tuple(pages), logits, partition.model.num_layers, tuple(_expert_stacks(decoder)))
+    states, experts = shapes.cache.states, tuple(_expert_stacks(decoder))
+    sizes = (shapes.cache.num_pages,) if states is None else (shapes.cache.num_pages, states.num_slots)
+    return LargeArrays(weights, tuple(pages), logits, partition.model.num_layers, experts, sizes)
 
 
 def _expert_stacks(decoder: Decoder) -> Iterator[ExpertStack]:

@@ -78,20 +78,25 @@ class LargeArrays:
     """Weights, pages and logits, by whose sizes a program's buffers are recognized."""
 
     weights: tuple[jax.ShapeDtypeStruct, ...]
+    """Of layers that repeat, [repeats, ...]."""
     pages: tuple[jax.ShapeDtypeStruct, ...]
+    """And states, those of all layers one after the other."""
     logits: jax.ShapeDtypeStruct
     num_layers: int
     experts: tuple[ExpertStack, ...]
+    pool_sizes: tuple[int, ...] = ()
+    """The pages that a layer has, and the slots of states."""
 
     @property
     def parts(self) -> set[int]:
         """Element counts of a chip's shards of weights and pages, whole and per layer."""
-        return self._numbers([_part(leaf) for leaf in (*self.weights, *self.pages)])
+        return self._numbers(*([_part(leaf) for leaf in leaves] for leaves in (self.weights, self.pages)))
 
     @property
     def wholes(self) -> set[int]:
         """Element counts of whole weights and pages, whole and per layer, and of the logits."""
-        return self._numbers([leaf.shape for leaf in (*self.weights, *self.pages)]) | {math.prod(self.logits.shape)}
+        every = ([leaf.shape for leaf in leaves] for leaves in (self.weights, self.pages))
+        return self._numbers(*every) | {math.prod(self.logits.shape)}
 
     def are_pages(self, buffer: Buffer) -> bool:
         """Whether a buffer is a chip's shard of the pages."""
@@ -113,9 +118,10 @@ class LargeArrays:
         """The experts that a buffer has, of all layers of their stack."""
         return next((stack for stack in self.experts if buffer.numbers == math.prod(stack.part)), None)
 
-    def _numbers(self, shapes: list[tuple[int, ...]]) -> set[int]:
-        layers = [(shape[0] // self.num_layers, *shape[1:]) for shape in shapes if shape[0] % self.num_layers == 0]
-        return {size for shape in (*shapes, *layers) if (size := math.prod(shape)) * 2 >= LARGE}
+    def _numbers(self, weights: list[tuple[int, ...]], pages: list[tuple[int, ...]]) -> set[int]:
+        layers = [shape[1:] for shape in weights]
+        layers += [(size, *shape[1:]) for shape in pages for size in self.pool_sizes if shape[0] % size == 0]
+        return {size for shape in (*weights, *pages, *layers) if (size := math.prod(shape)) * 2 >= LARGE}
 
 
 class CompiledProgram:
