@@ -110,7 +110,7 @@ class DenseAttention:
             scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
         scores = jnp.where(visible[None, None], scores, -jnp.inf)
         if inputs.sinks is not None:
-            sinks = jnp.broadcast_to(inputs.sinks[None, :, None, None], (*scores.shape[:-1], 1))
+            sinks = jnp.broadcast_to(inputs.sinks.astype(scores.dtype)[None, :, None, None], (*scores.shape[:-1], 1))
             scores = jnp.concatenate([scores, sinks], axis=-1)
         weights = jax.nn.softmax(scores, axis=-1)[..., : len(positions)]
         return {**(cache or {}), place.group: written} if self.keeps else cache, jnp.einsum(

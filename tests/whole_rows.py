@@ -19,9 +19,20 @@ def compute_logprobs(decoder: Decoder, sequences: list[list[int]]) -> np.ndarray
     return np.asarray(_forward(decoder, jnp.asarray(token_ids), jnp.asarray(positions)))
 
 
+def whole_rows_of(decoder: Decoder, rows: int, length: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """The shapes and dtypes of hidden states and logits, of weights that may be shapes alone."""
+    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    shapes: tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct] = nnx.eval_shape(_computed, decoder, ids, ids)
+    return shapes
+
+
 @nnx.jit
 def _forward(decoder: Decoder, token_ids: Array, positions: Array) -> Array:
+    return jax.nn.log_softmax(_computed(decoder, token_ids, positions)[1], axis=-1)
+
+
+def _computed(decoder: Decoder, token_ids: Array, positions: Array) -> tuple[Array, Array]:
     caches = [None] * len(decoder.partition.model.mixers)
     rotations = decoder.rotations(positions, token_ids.shape[1])
     _, hidden = decoder(token_ids, caches, StepContext(rotations, DenseAttention(keeps=True)))
-    return jax.nn.log_softmax(decoder.logits(hidden), axis=-1)
+    return hidden, decoder.logits(hidden)

@@ -160,7 +160,8 @@ class SelfAttention(nnx.Module):
     def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
         grouped = linear(x, self.qkv_kernel, self.qkv_bias, step.adapters)
         if self.clip is not None:
-            grouped = jnp.clip(grouped, -self.clip, self.clip)
+            most = self.clip.astype(grouped.dtype)
+            grouped = jnp.clip(grouped, -most, most)
         q, k, v, gate = grouped[..., : self.queries, :], None, None, None
         if "k" in self.parts:
             k, v = grouped[..., self.queries, :], grouped[..., -1, :]
