@@ -295,6 +295,21 @@ def test_a_product_reads_experts_of_its_layer(tokens, experts):
     assert moved == Moved(experts * 256 * 512 * 2 + 16 * 256 * 2, 16 * 512 * 4)
 
 
+def test_experts_are_of_the_stack_that_has_so_many():
+    """Gates and ups of one layer are as many numbers as what goes down in two: all four experts are read, and not two."""
+    down, gate_up = (
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=one_device().sharding())
+        for shape in ((6, 4, 256, 256), (3, 4, 256, 2, 256))
+    )
+    stacks = tuple(ExpertStack(array, ExpertsSpec(256, 4, 4)) for array in (down, gate_up))
+    arrays = LargeArrays((), (), jax.ShapeDtypeStruct((8, 4096), jnp.float32), 9, stacks)
+    executable = SimpleNamespace(as_text=lambda: STACK, memory_analysis=lambda: None)
+
+    moved = CompiledProgram(Compilation("step", 16, 1.5, executable, is_new=True), arrays).traffic(0, 16).moved
+
+    assert moved.read == 4 * 256 * 512 * 2 + 16 * 256 * 2
+
+
 def test_copies_and_gathers_are_named():
     """With what they make, and how often."""
     report = compiled("copying").report

@@ -115,8 +115,10 @@ class LargeArrays:
         return one.moved.read != one.moved.written and written == {_part(self.logits)}
 
     def experts_in(self, buffer: Buffer) -> ExpertStack | None:
-        """The experts that a buffer has, of all layers of their stack."""
-        return next((stack for stack in self.experts if buffer.numbers == math.prod(stack.part)), None)
+        """The experts that a buffer has, of all layers of their stack: gates and ups of a layer are as
+        many numbers as what goes down in two."""
+        found = [stack for stack in self.experts if buffer.numbers == math.prod(stack.part)]
+        return min(found, key=lambda stack: buffer.shape[0] != math.prod(stack.part[:2]), default=None)
 
     def _numbers(self, weights: list[tuple[int, ...]], pages: list[tuple[int, ...]]) -> set[int]:
         layers = [shape[1:] for shape in weights]
