@@ -398,6 +398,25 @@ VARIANTS = {
         seed=6,
     ),
     "gemma4": Variant({**GEMMA4, "final_logit_softcapping": 20.0}, seed=2),
+    "gemma4_unified": Variant(
+        {
+            "architectures": ["Gemma4UnifiedForConditionalGeneration"],
+            "model_type": "gemma4_unified",
+            "text_config": {
+                **{key: value for key, value in GEMMA4.items() if key != "architectures"},
+                "model_type": "gemma4_unified_text",
+                "num_hidden_layers": 4,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "num_kv_shared_layers": 0,
+                "attention_k_eq_v": True,
+                "num_global_key_value_heads": 1,
+            },
+            "tie_word_embeddings": False,
+            "vision_config": {"patch_size": 2, "pooling_kernel_size": 1, "mm_embed_dim": 16, "mm_posemb_size": 4},
+            "audio_config": {"audio_embed_dim": 8},
+        },
+        seed=2,
+    ),
     "seed_oss": Variant({**SEED_OSS, "attention_out_bias": True, "rope_theta": 1000.0}, seed=2),
     "gemma": Variant({**GEMMA, "rope_theta": 1000.0, "tie_word_embeddings": False}),
     "ernie4_5": Variant({**ERNIE, "rope_theta": 1000.0}, seed=5),
@@ -468,6 +487,9 @@ def random_tensors(config: dict[str, Any], seed: int) -> Tensors:
 
 def _beside_a_tower(family: str, stored: Tensors) -> Tensors:
     tower = np.ones(TOWER["hidden_size"], np.float32)
+    if family == "gemma4_unified":
+        text = {name.replace("model.", "model.language_model."): tensor for name, tensor in stored.items()}
+        return text | {"model.vision_embedder.pos_norm.weight": tower}
     if family == "qwen2_5_vl":
         return stored | {"visual.merger.ln_q.weight": tower}
     if family == "qwen3_vl_moe":
@@ -557,7 +579,7 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         norms |= {"self_attn.q_norm": sizes[0], "self_attn.k_norm": sizes[1]}
     body, embedding, norm, head = NAMES.get(family, ("model", "embed_tokens", "norm", "lm_head"))
     shapes: dict[str, tuple[int, ...]] = {f"{body}.{embedding}.weight": (vocabulary, hidden)}
-    if family == "gemma4_text":
+    if family in ("gemma4_text", "gemma4_unified_text"):
         return shapes | _gemma4_shapes(config)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"{body}.layers.{layer}"
@@ -598,6 +620,7 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _gemma4_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     hidden, own, layers = config["hidden_size"], config["hidden_size_per_layer_input"], config["num_hidden_layers"]
+    has_own = config["model_type"] == "gemma4_text"
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens_per_layer.weight": (config["vocab_size"], layers * own),
         "model.per_layer_model_projection.weight": (layers * own, hidden),
@@ -629,7 +652,7 @@ def _gemma4_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         )
         shapes |= {f"{prefix}{name}.weight": (hidden,) for name in (*norms, "post_per_layer_input_norm")}
         shapes[f"{prefix}layer_scalar"] = (1,)
-    return shapes
+    return {name: shape for name, shape in shapes.items() if has_own or "per_layer" not in name}
 
 
 def _gemma_scale(name: str) -> float:

@@ -171,7 +171,7 @@ def test_pages_have_hidden_states_of_the_model_and_nothing_of_the_assistant(tmp_
         (
             {"architectures": ["Gemma4UnifiedAssistantForCausalLM"]},
             {},
-            "drafts for Gemma 4 Unified, which is not supported",
+            "the assistant of Gemma 4 Unified, is not supported",
         ),
         (
             {"architectures": ["LlamaForCausalLMEagle3"]},

@@ -162,24 +162,27 @@ def _own_sizes(fields: Gemma4Fields, layer: int, layer_type: str) -> LayerFields
     return LayerFields(fields.global_head_dim, fields.num_global_key_value_heads if fields.attention_k_eq_v else None)
 
 
+DEFAULTS = {
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "eos_token_id": 1,
+}
+FIXED = {"use_sliding_window": True, "mlp_bias": False}
+SUPPORTED = {"use_bidirectional_attention": (None, "vision")}
 FAMILY = Family(
     "gemma4_text",
     "Gemma4ForCausalLM",
     gemma4,
     fields=Gemma4Fields,
-    defaults={
-        "vocab_size": 262144,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131072,
-        "sliding_window": 512,
-        "tie_word_embeddings": True,
-        "eos_token_id": 1,
-    },
-    fixed={"use_sliding_window": True, "mlp_bias": False},
-    supported={"use_bidirectional_attention": (None, "vision")},
+    defaults=DEFAULTS,
+    fixed=FIXED,
+    supported=SUPPORTED,
 )

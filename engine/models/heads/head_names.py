@@ -25,7 +25,7 @@ def check_assistant(directory: Path) -> None:
     """Raises ConfigurationError for a directory that has no config.json of an assistant of Gemma 4."""
     path, named = _architectures(directory, "an assistant of Gemma 4")
     if UNIFIED_ASSISTANT in named:
-        raise ConfigurationError(f"{path}: {UNIFIED_ASSISTANT} drafts for Gemma 4 Unified, which is not supported")
+        raise ConfigurationError(f"{path}: {UNIFIED_ASSISTANT}, the assistant of Gemma 4 Unified, is not supported")
     if ASSISTANT not in named:
         raise ConfigurationError(
             f"{path}: architectures {named} are of no assistant of Gemma 4, which is {ASSISTANT}, and beside the method mtp "
