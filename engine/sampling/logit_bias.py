@@ -5,7 +5,7 @@ last row is the dump slot's: it changes nothing, for rows that need nothing. The
 bad words are on the device too, as the last may be in flight when the next step is planned.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -131,14 +131,4 @@ def apply_bias(
     # Minimum, so that a token that is not allowed stays below a banned one.
     struck = vocabulary.place(jnp.concatenate([banned, hidden], axis=1), part)
     biased = biased.at[rows, struck].min(REMOVED, mode="drop")
-    return (
-        LogitBias(
-            values=state.values,
-            recent=state.recent.at[new.owners].set(recent),
-            banned_ids=state.banned_ids,
-            banned_after=state.banned_after,
-            hidden_ids=state.hidden_ids,
-            hidden_until=state.hidden_until,
-        ),
-        biased,
-    )
+    return replace(state, recent=state.recent.at[new.owners].set(recent)), biased

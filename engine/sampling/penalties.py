@@ -5,7 +5,7 @@ A row of counts is written when a sequence gets its slot, also after preemption.
 the dump slot's and penalises nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -77,15 +77,7 @@ def apply_penalties(
     times = (row // GENERATED).astype(jnp.float32)
     logits -= state.frequency[slots][:, None] * times
     logits -= state.presence[slots][:, None] * (times > 0).astype(jnp.float32)
-    return (
-        Penalties(
-            counts=counts,
-            presence=state.presence,
-            frequency=state.frequency,
-            repetition=state.repetition,
-        ),
-        logits,
-    )
+    return replace(state, counts=counts), logits
 
 
 def _penalties(counts: np.ndarray, presence: float, frequency: float, repetition: float) -> Penalties:
