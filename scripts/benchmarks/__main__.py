@@ -7,16 +7,10 @@ from rich.console import Console
 
 from engine.errors import ConfigurationError
 from scripts.benchmarks.command_line.arguments import parsed
-from scripts.benchmarks.endurance.chaos import ChaosFailed
-from scripts.benchmarks.endurance.fuzz import FuzzFailed
-from scripts.benchmarks.endurance.soak import SoakFailed
+from scripts.benchmarks.figures.figure import MeasurementFailed
 from scripts.benchmarks.figures.machine import busy, describe_machine
 from scripts.benchmarks.figures.report import save, show
-from scripts.benchmarks.gateway import GatewayLeaks
 from scripts.benchmarks.hostile.measure import HostileFailed
-from scripts.benchmarks.peers.http_peers import PeerFailed
-from scripts.benchmarks.processes.child import ChildFailed
-from scripts.benchmarks.processes.daemon import DaemonFailed
 
 WIDTH = 132
 """Columns of a table that goes to a file."""
@@ -33,20 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for figure in options.measure(options):
             figures.append(figure)
             console.print(f"  {figure.benchmark}: {figure.name}: {figure.value:,.4g} {figure.unit}", highlight=False)
-    except HostileFailed as error:
-        show(figures, console)
-        print(f"scripts/bench: {error}", file=sys.stderr)
-        return 1
-    except (
-        ChaosFailed,
-        ChildFailed,
-        ConfigurationError,
-        DaemonFailed,
-        FuzzFailed,
-        GatewayLeaks,
-        PeerFailed,
-        SoakFailed,
-    ) as error:
+    except (ConfigurationError, MeasurementFailed) as error:
+        if isinstance(error, HostileFailed):
+            show(figures, console)
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
     show(figures, console)

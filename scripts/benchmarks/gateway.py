@@ -20,7 +20,7 @@ from scripts.benchmarks.clients.latencies import ttfts
 from scripts.benchmarks.clients.rates import throughput
 from scripts.benchmarks.clients.way import Way
 from scripts.benchmarks.clients.workload import Prompts, Workload, checked
-from scripts.benchmarks.figures.figure import MILLISECONDS, Figure, figure
+from scripts.benchmarks.figures.figure import MICROSECONDS, MILLISECONDS, Figure, MeasurementFailed, figure
 from scripts.benchmarks.processes.child import Child
 from scripts.benchmarks.processes.daemon import Daemon
 from scripts.benchmarks.processes.footprint import Footprint
@@ -37,10 +37,9 @@ IDLE = 500
 DISCONNECTS, AT_ONCE = 1000, 64
 PATIENCE = 60.0
 """Seconds in which what was hung up on must have ended."""
-MICROSECONDS = 10**6
 
 
-class GatewayLeaks(Exception):
+class GatewayLeaks(MeasurementFailed):
     """Something was left behind by requests that ended; the message says what."""
 
 

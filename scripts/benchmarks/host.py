@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from ipc.benchmark.timeline import Timeline, percentile
 from scripts.benchmarks.clients.rates import throughput
 from scripts.benchmarks.clients.workload import Workload
-from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.figures.figure import MICROSECONDS, MILLISECONDS, Figure, figure
 from scripts.benchmarks.processes.child import Child
 
 NULL_MODEL, NULL_DAEMON = "scripts.benchmarks.processes.null_model", "scripts.benchmarks.processes.null_daemon"
@@ -15,7 +15,6 @@ ROWS = (1, 8, 64, 256)
 WAITING = (10, 1000, 10000)
 STEPS = 300
 STREAMS, STREAM_TOKENS = (1, 16, 64), 1000
-MILLISECONDS, MICROSECONDS = 10**3, 10**6
 
 
 def measure_host(repeats: int) -> Iterator[Figure]:

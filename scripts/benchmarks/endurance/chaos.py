@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ipc.client import Client
-from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.figures.figure import Figure, MeasurementFailed, figure
 from scripts.benchmarks.processes.daemon import ROOT, SERVE
 
 PATIENCE = 600.0
@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class ChaosFailed(Exception):
+class ChaosFailed(MeasurementFailed):
     """What was killed did not come back, or something came out otherwise than undisturbed; the message says what."""
 
 

@@ -24,7 +24,7 @@ from ipc.wire.codec import MessageError
 from ipc.wire.messages import PROTOCOL_VERSION, Abort, Credit, Generate, Hello, Ping, Pong
 from ipc.wire.operations import LogLevel, Status
 from scripts.benchmarks.endurance.generated import ask_by_http, ask_by_zeromq
-from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.figures.figure import Figure, MeasurementFailed, figure
 from scripts.benchmarks.host import NULL_DAEMON
 from scripts.benchmarks.processes.child import Child, ChildFailed
 from scripts.processes import odriver
@@ -95,7 +95,7 @@ def decode_mutated(count: int, seed: int) -> int:
     return understood
 
 
-class FuzzFailed(Exception):
+class FuzzFailed(MeasurementFailed):
     """Somebody was not answered, or not as before; the message says who."""
 
 

@@ -19,7 +19,7 @@ from engine.hub.names import DEMO_MODEL
 from ipc.client import Client
 from scripts.benchmarks.endurance.soak_client import ask_one
 from scripts.benchmarks.endurance.soak_requests import Ask, Choice, Ending, greedy_cases, pages_of, random_asks
-from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.figures.figure import Figure, MeasurementFailed, figure
 from scripts.benchmarks.histories.scheduler_history import SchedulerHistory
 from scripts.benchmarks.processes.child import Child, ChildFailed
 from scripts.benchmarks.processes.daemon import Daemon
@@ -48,7 +48,7 @@ MORE_THREADS = MORE_FILES = 0
 HISTORY_STEPS, HISTORY_LENGTH = 1_000_000, 200
 
 
-class SoakFailed(Exception):
+class SoakFailed(MeasurementFailed):
     """Something that must not happen, did."""
 
 

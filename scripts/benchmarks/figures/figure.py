@@ -7,6 +7,11 @@ import msgspec
 
 MILLISECONDS = 1000
 """In a second."""
+MICROSECONDS = 10**6
+
+
+class MeasurementFailed(Exception):
+    """There are no figures, or none that count; the message says why."""
 
 
 class Figure(msgspec.Struct, kw_only=True):

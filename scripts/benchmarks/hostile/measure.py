@@ -12,7 +12,7 @@ from typing import Any, Self
 import msgspec
 
 from ipc.errors import OdriverError
-from scripts.benchmarks.figures.figure import MILLISECONDS, Figure, figure
+from scripts.benchmarks.figures.figure import MILLISECONDS, Figure, MeasurementFailed, figure
 from scripts.benchmarks.hostile.catalogue import ATTACKS
 from scripts.benchmarks.hostile.endings import ENDINGS, hang_up_on_start
 from scripts.benchmarks.hostile.honest import Report
@@ -32,7 +32,7 @@ LEAST = 0.1
 QUOTED = 3
 
 
-class HostileFailed(Exception):
+class HostileFailed(MeasurementFailed):
     """Attacks got through; the message names them."""
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from scripts.benchmarks.clients.way import Way
 from scripts.benchmarks.clients.workload import System
+from scripts.benchmarks.figures.figure import MeasurementFailed
 from scripts.benchmarks.peers.gguf_file import write_gguf
 from scripts.benchmarks.processes.child import Child
 from scripts.processes import free_port
@@ -26,7 +27,7 @@ START_SECONDS = 600
 """vLLM compiles for minutes."""
 
 
-class PeerFailed(Exception):
+class PeerFailed(MeasurementFailed):
     """A server that did not start; the message ends with its log."""
 
 

@@ -13,10 +13,11 @@ from typing import Any, Self
 
 import msgspec
 
+from scripts.benchmarks.figures.figure import MeasurementFailed
 from scripts.benchmarks.processes.daemon import ROOT
 
 
-class ChildFailed(Exception):
+class ChildFailed(MeasurementFailed):
     """A child ended instead of answering; it has said why on stderr."""
 
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from ipc.client import Client
+from scripts.benchmarks.figures.figure import MeasurementFailed
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVE = "import sys; from ipc.commands.cli import main; sys.exit(main())"
@@ -25,7 +26,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "ODRIVER_CONFIG": os.devnull}
 
 
-class DaemonFailed(Exception):
+class DaemonFailed(MeasurementFailed):
     """The daemon ended before it was ready; the message ends with its log."""
 
 

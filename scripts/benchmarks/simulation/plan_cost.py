@@ -12,13 +12,12 @@ from engine.scheduling.plan import StepResult
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
-from scripts.benchmarks.figures.figure import Figure, figure
+from scripts.benchmarks.figures.figure import MICROSECONDS, Figure, figure
 
 WAITING = (100, 1_000, 10_000, 100_000)
 ROWS, PAGE_SIZE, BUDGET, PAGES = 64, 16, 512, 4096
 PROMPT, OUTPUT, CLIENTS = 128, 64, 50
 STEPS = 2000
-MICROSECONDS = 10**6
 
 
 def measure_plan_cost(repeats: int) -> Iterator[Figure]:
