@@ -4,7 +4,6 @@ The points are counted in results that are there, so that however fast the machi
 """
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import Any, Self
 
 from ipc.client import Client
 from scripts.benchmarks.figures.figure import Figure, MeasurementFailed, figure
-from scripts.benchmarks.processes.daemon import ROOT, SERVE
+from scripts.benchmarks.processes.daemon import SERVE, environment
 
 PATIENCE = 600.0
 """Seconds after which something is taken for never going to happen."""
@@ -62,7 +61,7 @@ class Phoenix:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            self._command, env=_environment(), stdin=subprocess.DEVNULL, stderr=self._log, stdout=self._log
+            self._command, env=environment(), stdin=subprocess.DEVNULL, stderr=self._log, stdout=self._log
         )
 
 
@@ -119,7 +118,7 @@ class _Asker:
         while time.monotonic() < until:
             with (
                 self._log.open("a", encoding="utf-8") as log,
-                subprocess.Popen(self._command, env=_environment(), stderr=log) as process,
+                subprocess.Popen(self._command, env=environment(), stderr=log) as process,
             ):
                 while points and process.poll() is None:
                     if self.count() >= points[0]:
@@ -186,10 +185,6 @@ def _client(*arguments: str) -> list[str]:
 
 def _batch(address: str, source: str, target: str) -> list[str]:
     return [sys.executable, "-c", SERVE, "batch", source, target, "--connect", address, "--max-concurrency", "16"]
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def _wait_for(happened: Callable[[], bool]) -> None:

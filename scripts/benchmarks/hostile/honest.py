@@ -35,7 +35,7 @@ class Honest:
     """Clients of one daemon, and of a gateway if there is a URL (HOST:PORT): small requests then go there."""
 
     def __init__(self, address: str, key: str, url: str) -> None:
-        self._address, self._key, self._url = address, key or None, url
+        self._key, self._url = key or None, url
         self._client = Client(address, resume=True, resume_timeout=10.0, key=self._key)
         self._expected = {prompt: self._stream(self._client, prompt) for prompt in STREAMS}
         self._small = self._ask()

@@ -3,7 +3,6 @@
 A child reads one JSON line per question from stdin and answers each with one line on stdout.
 """
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any, Self
 import msgspec
 
 from scripts.benchmarks.figures.figure import MeasurementFailed
-from scripts.benchmarks.processes.daemon import ROOT
+from scripts.benchmarks.processes.daemon import environment
 
 
 class ChildFailed(MeasurementFailed):
@@ -29,7 +28,7 @@ class Child:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            self._command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            self._command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         return self
 

@@ -29,7 +29,6 @@ class Outcome:
     last: NDArray[np.float64]
     gaps: NDArray[np.float64]
     """Seconds from each landed step with decoding rows back to the one before, once for each row."""
-    steps: int
     preemptions: int
 
     def ttft(self, trace: Trace) -> NDArray[np.float64]:
@@ -57,7 +56,6 @@ class Simulator:
         """Plans, what each takes, and when it is done."""
         self._now = self._device_free = 0.0
         self._gaps: list[tuple[float, int]] = []
-        self._steps = 0
 
     def run(self, trace: Trace) -> Outcome:
         """Until every request has ended."""
@@ -72,7 +70,7 @@ class Simulator:
                 arrived += 1
             left += self._step(first, last)
         gaps, rows = zip(*self._gaps, strict=True) if self._gaps else ((), ())
-        return Outcome(first, last, np.repeat(gaps, rows), self._steps, self._scheduler.preemptions.total())
+        return Outcome(first, last, np.repeat(gaps, rows), self._scheduler.preemptions.total())
 
     def _sequence(self, trace: Trace, number: int) -> Sequence:
         return Sequence(
@@ -93,7 +91,6 @@ class Simulator:
             seconds = self._seconds(plan)
             self._device_free = max(self._now, self._device_free) + seconds
             self._in_flight.append((plan, seconds, self._device_free))
-            self._steps += 1
         if plan is None or len(self._in_flight) > RUN_AHEAD:
             return self._land(first, last)
         return 0
