@@ -76,7 +76,7 @@ def _plan(
         forms, slot = (served.weight_format, served.kv_dtype), shapes.cache.bytes_per_slot
         roofline = Roofline(chip, served.partition, *forms, served.footprint.weight_bytes, slot)
         return lambda sequences: roofline.step(sequences, tokens, Moved(), 0.0).bytes_needed / chip.hbm_bandwidth
-    arrays = large_arrays(decoder, served.partition, served.backend, served.mesh, shapes)
+    arrays = large_arrays(decoder, served.backend, served.mesh, shapes)
     planned = decode_steps(fit, [CompiledProgram(one, arrays) for one in compilations], shapes, tokens)
 
     def nearest(sequences: int) -> float:

@@ -236,10 +236,7 @@ class Roofline:
     def _multiplied_weights(self) -> int:
         """Weights that a token is multiplied by on a chip, on average over the chips."""
         one_byte = WeightFormat(np.dtype(np.int8))
-        numbers, experts = (
-            parameter_bytes(self.partition, one_byte),
-            expert_bytes(self.partition, one_byte),
-        )
+        numbers, experts = parameter_bytes(self.partition, one_byte), expert_bytes(self.partition, one_byte)
         each = (count * spec.experts_per_token // spec.num_experts for spec, count in experts.items())
         return numbers - self._unread_rows * self.partition.model.hidden_size - sum(experts.values()) + sum(each)
 

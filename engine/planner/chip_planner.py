@@ -26,7 +26,7 @@ from engine.models.layers.mixer import State
 from engine.models.model_config import read_config_file
 from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import ModelSpec
-from engine.models.weights.store import AnyDecoder, abstract_decoder
+from engine.models.weights.store import abstract_decoder
 from engine.planner.chip_fit import ChipFit
 from engine.planner.chip_plan import ChipPlan, DecodeStep, PromptStep, Roofline, batch_sizes
 from engine.planner.compiled_function import CompiledProgram, ExpertStack, LargeArrays
@@ -57,9 +57,8 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
     """
     topology = topology_of(topology)
     devices = chips_of(topology)
-    chip = _known(devices[0])
-    fit = _fit(config, path, chip, len(devices))
-    partition = fit.partition
+    fit = _fit(config, path, devices)
+    chip, partition = fit.chip, fit.partition
     fit.check(len(devices))
     cache = fit.planner()
     mesh = DeviceMesh(tuple(devices[: partition.devices]))
@@ -116,14 +115,11 @@ def compiled_steps(
     Raises as ``plan_chips`` does.
     """
     devices = chips_of(topology_of(topology))
-    fit = _fit(config, path, _known(devices[0]), len(devices))
-    partition = fit.partition
-    mesh = DeviceMesh(tuple(devices[: partition.devices]))
+    fit = _fit(config, path, devices)
+    mesh = DeviceMesh(tuple(devices[: fit.partition.devices]))
     shapes = fit.planner().shapes(fit.backend, fit.footprint.adapter_sizes)
-    decoder = _decoder(fit, mesh)
-    manager = ExecutionManager(decoder, shapes, fit.backend, mesh, draft=_draft_decoder(fit, mesh))
+    manager, arrays = _manager(fit, mesh, shapes)
     layout = shapes.layout(min(bucket for bucket in shapes.buckets if bucket >= tokens))
-    arrays = large_arrays(decoder, partition, fit.backend, mesh, shapes)
     programs = [program for program in manager.programs(layout) if program.name in names]
     return fit, {one.name: CompiledProgram(compile_program(one), arrays) for one in programs}
 
@@ -140,25 +136,28 @@ def _known(device: Device) -> Chip:
     return CHIPS[device.device_kind]
 
 
-def _fit(config: EngineConfig, path: Path, chip: Chip, chips: int) -> ChipFit:
-    """The model, and the draft model if there is one, on so many chips."""
+def _fit(config: EngineConfig, path: Path, devices: list[Device]) -> ChipFit:
+    """The model, and the draft model if there is one, on the chips of a topology."""
+    chip = _known(devices[0])
     dtype = np.dtype(jnp.bfloat16 if config.dtype == "auto" else config.dtype)
     model, of_draft = read_config_file(path), config.of_draft_model
-    fit = ChipFit(config, _partition(config, model, chips), chip, dtype)
+    fit = ChipFit(config, _partition(config, model, len(devices)), chip, dtype)
     if of_draft is None:
         return fit
     draft = read_draft(config, of_draft, model, lambda: read_config_file(of_draft.directory / "config.json"))
     return replace(fit, draft=ChipFit(of_draft, split(draft, fit.partition.devices), chip, dtype))
 
 
-def _decoder(fit: ChipFit, mesh: DeviceMesh) -> Decoder:
+def _manager(
+    fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, on_compiled: Callable[[Compilation], None] = lambda _: None
+) -> tuple[ExecutionManager, LargeArrays]:
+    """What compiles the functions of a daemon, and the arrays that these have."""
     decoder = abstract_decoder(fit.partition, fit.weight_format, mesh=mesh)
     assert isinstance(decoder, Decoder)
-    return decoder
-
-
-def _draft_decoder(fit: ChipFit, mesh: DeviceMesh) -> AnyDecoder | None:
-    return None if fit.draft is None else abstract_decoder(fit.draft.partition, fit.draft.weight_format, mesh=mesh)
+    of_draft = fit.draft
+    draft = None if of_draft is None else abstract_decoder(of_draft.partition, of_draft.weight_format, mesh=mesh)
+    manager = ExecutionManager(decoder, shapes, fit.backend, mesh, on_compiled, draft=draft)
+    return manager, large_arrays(decoder, fit.backend, mesh, shapes)
 
 
 def _partition(config: EngineConfig, model: ModelSpec, chips: int) -> Partition:
@@ -173,24 +172,19 @@ def _partition(config: EngineConfig, model: ModelSpec, chips: int) -> Partition:
 def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report) -> tuple[list[CompiledProgram], int]:
     """Every function that a daemon compiles before READY, in order of completion, and the most bytes that a step
     takes besides weights and pages."""
-    backend, partition = fit.backend, fit.partition
-    decoder = _decoder(fit, mesh)
-    arrays = large_arrays(decoder, partition, backend, mesh, shapes)
     programs: list[CompiledProgram] = []
 
     def add(compilation: Compilation) -> None:
         programs.append(CompiledProgram(compilation, arrays))
 
-    manager = ExecutionManager(decoder, shapes, backend, mesh, add, draft=_draft_decoder(fit, mesh))
+    manager, arrays = _manager(fit, mesh, shapes, add)
     manager.compile(report, staged=fit.config.staged_readiness)
     return programs, manager.scratch_bytes
 
 
-def large_arrays(
-    decoder: Decoder, partition: Partition, backend: Backend, mesh: DeviceMesh, shapes: StepShapes
-) -> LargeArrays:
+def large_arrays(decoder: Decoder, backend: Backend, mesh: DeviceMesh, shapes: StepShapes) -> LargeArrays:
     """The weights, pages and logits of a decoder's steps."""
-    sharding = mesh.sharding(*LOGITS)
+    partition, sharding = decoder.partition, mesh.sharding(*LOGITS)
     logits = jax.ShapeDtypeStruct((shapes.max_num_seqs, partition.padded_vocab_size), jnp.float32, sharding=sharding)
     pages = jax.tree.leaves(backend.abstract_cache(shapes.cache, mesh))
     weights = tuple(jax.tree.leaves(nnx.state(decoder)))
@@ -218,7 +212,7 @@ def decode_steps(
     """
     is_head = fit.draft is not None and fit.draft.partition.model.head is not None
     slot = _bytes_in_loops(fit, shapes)
-    roofline, pages = _roofline(fit, shapes.cache.bytes_per_slot), shapes.groups.pages_of(tokens)
+    roofline, pages = _roofline(fit, shapes), shapes.groups.pages_of(tokens)
     read = pages_read(fit, shapes, tokens, 1 + drafts)
     found = []
     for sequences in batch_sizes(shapes.max_num_seqs, drafts, shapes.most_samples):
@@ -264,7 +258,7 @@ def _read_of_draft(fit: ChipFit, roofline: Roofline, sequences: int) -> int:
 def prompt_steps(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, tokens: int) -> list[PromptStep]:
     """Steps of a prompt of so many tokens: the largest, and those from ``max_num_seqs`` on whose
     size is a power of two."""
-    roofline = _roofline(fit, shapes.cache.bytes_per_slot)
+    roofline = _roofline(fit, shapes)
     steps = {one.report.size: one for one in programs if one.report.name == FORWARD and one.report.readable}
     sizes = [size for size in sorted(steps) if size >= shapes.max_num_seqs and size.bit_count() == 1]
     found = []
@@ -276,8 +270,9 @@ def prompt_steps(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShap
     return found
 
 
-def _roofline(fit: ChipFit, slot: int) -> Roofline:
-    """Of a chip with its part of the model; ``slot`` are the bytes of a sequence's states."""
+def _roofline(fit: ChipFit, shapes: StepShapes) -> Roofline:
+    """Of a chip with its part of the model."""
+    slot = shapes.cache.bytes_per_slot
     return Roofline(fit.chip, fit.partition, fit.weight_format, fit.kv_dtype, fit.footprint.weight_bytes, slot)
 
 
