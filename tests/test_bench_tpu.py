@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
-from engine.planner.chip_plan import ChipPlan, DecodeStep
+from engine.planner.chip_plan import ChipPlan
 from engine.planner.compiled_function import CompiledFunction, Exchange
+from engine.planner.roofline import DecodeStep
 from ipc.commands.plan_tables import show_plan
 from scripts.benchmarks.compiled.tpu import tpu_figures
 

@@ -23,13 +23,14 @@ from engine.models.partition import Partition, split
 from engine.models.weights.store import parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.planner.chip_fit import ChipFit
-from engine.planner.chip_plan import ChipPlan, Roofline, batch_sizes
-from engine.planner.chip_planner import decode_steps
+from engine.planner.chip_plan import ChipPlan
 from engine.planner.compiled_function import CompiledFunction, CompiledProgram, Exchange, ExpertStack, LargeArrays
 from engine.planner.experts_read import share_read
 from engine.planner.hlo_traffic import Collective, Moved
 from engine.planner.ici import exchange_seconds
 from engine.planner.pages_read import pages_read
+from engine.planner.planned_steps import batch_sizes, decode_steps
+from engine.planner.roofline import Roofline
 from engine.step.backend_choice import xla_backend
 from engine.step.compilation import Compilation
 from ipc.commands.cli import main

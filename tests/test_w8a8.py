@@ -28,8 +28,8 @@ from engine.models.weights.parameters import Parameter, Role, tensors
 from engine.models.weights.published.compressed_tensors import compressed_tensors, int8_inputs
 from engine.models.weights.store import int8_products
 from engine.models.weights.weight_format import Layout, WeightFormat
-from engine.planner.chip_plan import Roofline
 from engine.planner.hlo_traffic import Moved
+from engine.planner.roofline import Roofline
 from engine.served_model import served_model
 from engine.step.backend_choice import choose_backend
 

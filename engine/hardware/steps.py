@@ -10,10 +10,11 @@ from engine.hardware.measurement import Measurement, Scale
 from engine.models.decoder import Decoder
 from engine.oengine import oEngine
 from engine.planner.chip_fit import ChipFit
-from engine.planner.chip_plan import Roofline
-from engine.planner.chip_planner import decode_steps, large_arrays
+from engine.planner.chip_planner import large_arrays
 from engine.planner.compiled_function import CompiledProgram
 from engine.planner.hlo_traffic import Moved
+from engine.planner.planned_steps import decode_steps
+from engine.planner.roofline import Roofline
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.served_model import Decoders, ServedModel
