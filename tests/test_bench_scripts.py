@@ -16,7 +16,7 @@ from engine.scheduling.sequence import Sequence
 from ipc.benchmark.timeline import Timeline
 from scripts.benchmarks import __main__ as command
 from scripts.benchmarks import host
-from scripts.benchmarks.clients.workload import Prompts, Workload, checked
+from scripts.benchmarks.clients.workload import Prompts, Workload, timelines_of
 from scripts.benchmarks.endurance.random_requests import PARAMETERS, random_params
 from scripts.benchmarks.figures.figure import figure, ratio
 from scripts.benchmarks.figures.plot import plot
@@ -174,8 +174,11 @@ def test_a_row_with_a_schema_is_measured_beside_one_without():
 
 def test_a_request_that_fell_short_is_no_figure():
     """The benchmark ends, and says what came."""
+    system = ClockworkSystem("ours", 10)
+    system.run = lambda _: [Timeline(1, 0.0, [(1.0, 1)], error="gone")]
+
     with pytest.raises(SystemExit, match="a request of 3 tokens gave 1: gone"):
-        checked([Timeline(1, 0.0, [(1.0, 1)], error="gone")], Workload([[1]], 3))
+        timelines_of(system, Workload([[1]], 3))
 
 
 def test_the_limit_of_decode_is_the_slower_of_reading_and_multiplying():

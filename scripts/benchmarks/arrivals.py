@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ipc.benchmark.timeline import percentile
 from scripts.benchmarks.clients.latencies import itls, ttfts
 from scripts.benchmarks.clients.rates import throughput
-from scripts.benchmarks.clients.workload import Prompts, Workload, checked
+from scripts.benchmarks.clients.workload import Prompts, Workload, timelines_of
 from scripts.benchmarks.figures.figure import Figure, figure
 from scripts.benchmarks.peers.systems import Ours
 
@@ -25,12 +25,12 @@ def measure_arrivals(model: str, prompts: Prompts, streams: Ours, arriving: Ours
     rates: list[float] = []
     for _ in range(repeats):
         with ThreadPoolExecutor(1) as background:
-            asked = Workload(prompts.take(STREAMS, SHORT_PROMPT), LONG_OUTPUT)
-            running = background.submit(streams.run, asked)
+            running = background.submit(
+                timelines_of, streams, Workload(prompts.take(STREAMS, SHORT_PROMPT), LONG_OUTPUT)
+            )
             _wait_for_streams(streams)
-            others = Workload(prompts.take(ARRIVING, LONG_PROMPT), SHORT_OUTPUT)
-            answers = checked(arriving.run(others), others)
-            timelines = checked(running.result(), asked)
+            answers = timelines_of(arriving, Workload(prompts.take(ARRIVING, LONG_PROMPT), SHORT_OUTPUT))
+            timelines = running.result()
         all_itls.append(itls(timelines))
         all_ttfts.append(ttfts(answers))
         rates.append(throughput([*timelines, *answers]))

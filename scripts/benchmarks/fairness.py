@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from ipc.benchmark.timeline import Timeline, percentile
+from ipc.benchmark.timeline import percentile
 from scripts.benchmarks.clients.latencies import ttfts
-from scripts.benchmarks.clients.workload import Prompts, System, Workload, checked
+from scripts.benchmarks.clients.workload import Prompts, System, Workload, timelines_of
 from scripts.benchmarks.figures.figure import Figure, figure
 
 FLOOD, LONG_PROMPT, LONG_OUTPUT = 500, 900, 16
@@ -20,11 +20,11 @@ def measure_fairness(
 ) -> Iterator[Figure]:
     """The other's time to first token beside the flood and alone, and how many times longer it is."""
     probe = lambda: Workload(prompts.take(probes, SHORT_PROMPT), SHORT_OUTPUT, interval=INTERVAL)  # noqa: E731
-    _run(other, Workload(prompts.take(4, SHORT_PROMPT), SHORT_OUTPUT))  # not counted
-    alone = ttfts(_run(other, probe()))
+    timelines_of(other, Workload(prompts.take(4, SHORT_PROMPT), SHORT_OUTPUT))  # not counted
+    alone = ttfts(timelines_of(other, probe()))
     with ThreadPoolExecutor(1) as background:
-        water = background.submit(_run, flooding, Workload(prompts.take(flood, LONG_PROMPT), LONG_OUTPUT))
-        answers = _run(other, probe())
+        water = background.submit(timelines_of, flooding, Workload(prompts.take(flood, LONG_PROMPT), LONG_OUTPUT))
+        answers = timelines_of(other, probe())
         flooded = water.result()
     ends = max(timeline.last_at for timeline in flooded)
     beside = ttfts([timeline for timeline in answers if timeline.sent_at < ends])
@@ -37,7 +37,3 @@ def measure_fairness(
     seconds = ends - min(timeline.sent_at for timeline in flooded)
     yield figure(group, "the flood's prompts", "tok/s", [flood * LONG_PROMPT / seconds])
     yield figure(group, "the flood's TTFT p50", "ms", [percentile(ttfts(flooded), 50)], more_is_better=False)
-
-
-def _run(system: System, workload: Workload) -> list[Timeline]:
-    return checked(system.run(workload), workload)

@@ -19,7 +19,7 @@ from scripts.benchmarks.clients.http_stream import post
 from scripts.benchmarks.clients.latencies import ttfts
 from scripts.benchmarks.clients.rates import throughput
 from scripts.benchmarks.clients.way import Way
-from scripts.benchmarks.clients.workload import Prompts, Workload, checked
+from scripts.benchmarks.clients.workload import Prompts, Workload, timelines_of
 from scripts.benchmarks.figures.figure import MICROSECONDS, MILLISECONDS, Figure, MeasurementFailed, figure
 from scripts.benchmarks.processes.child import Child
 from scripts.benchmarks.processes.daemon import Daemon
@@ -103,8 +103,7 @@ def _added_alone(prompts: Prompts, gateway: Gateway) -> float:
     through, direct = [], []
     for _ in range(ALONE):
         for system, timelines in ((gateway.direct, direct), (gateway.by_http, through)):
-            asked = Workload(prompts.take(1, PROMPT), 1)
-            timelines += checked(system.run(asked), asked)
+            timelines += timelines_of(system, Workload(prompts.take(1, PROMPT), 1))
     return _ttft(through) - _ttft(direct)
 
 

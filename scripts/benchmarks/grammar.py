@@ -6,7 +6,7 @@ from typing import Any
 
 from ipc.benchmark.timeline import Timeline, percentile
 from scripts.benchmarks.clients.rates import decode_rate
-from scripts.benchmarks.clients.workload import Prompts, System, Workload, checked
+from scripts.benchmarks.clients.workload import Prompts, System, Workload, timelines_of
 from scripts.benchmarks.figures.figure import MILLISECONDS, Figure, figure
 
 NEIGHBOURS = 63
@@ -50,6 +50,5 @@ def _together(
     asked = Workload(prompts.take(NEIGHBOURS, PROMPT), OUTPUT)
     formed = Workload(prompts.take(1, PROMPT), OUTPUT, structured_outputs=form)
     with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(one.run, formed)
-        neighbours = checked(many.run(asked), asked)
-        return neighbours, checked(answer.result(), formed)[0]
+        answer = thread.submit(timelines_of, one, formed)
+        return timelines_of(many, asked), answer.result()[0]

@@ -10,7 +10,7 @@ import psutil
 from ipc.benchmark.timeline import Timeline, percentile
 from scripts.benchmarks.clients.latencies import itls, ttfts
 from scripts.benchmarks.clients.rates import decode_rate, throughput
-from scripts.benchmarks.clients.workload import Prompts, System, Workload, checked
+from scripts.benchmarks.clients.workload import Prompts, System, Workload, timelines_of
 from scripts.benchmarks.figures.figure import MILLISECONDS, Figure, figure
 from scripts.benchmarks.limits import Limits
 from scripts.benchmarks.models import Size
@@ -82,7 +82,7 @@ def take_turns(
         for system in systems:
             asked = workload()
             _wait_until_idle()
-            runs[system.name].append(checked(system.run(asked), asked))
+            runs[system.name].append(timelines_of(system, asked))
     return runs
 
 
@@ -116,8 +116,7 @@ def _cost_of_streaming(model: str, ours: Ours, prompts: Prompts, repeats: int) -
     whole: list[float] = []
     for _ in range(repeats):
         for stream, rates in ((True, streamed), (False, whole)):
-            asked = _workload(prompts, STREAMS, stream=stream)
-            rates.append(throughput(checked(ours.run(asked), asked)))
+            rates.append(throughput(timelines_of(ours, _workload(prompts, STREAMS, stream=stream))))
     kept = [100 * with_it / without for with_it, without in zip(streamed, whole, strict=True)]
     return figure(f"serve {model}", f"{STREAMS} streams, of unstreamed tok/s", "%", kept)
 

@@ -42,8 +42,9 @@ class Prompts:
         return prompts
 
 
-def checked(timelines: list[Timeline], workload: Workload) -> list[Timeline]:
+def timelines_of(system: System, workload: Workload) -> list[Timeline]:
     """The timelines, if all that was asked for came; else a figure of them would be a lie, and SystemExit says why."""
+    timelines = system.run(workload)
     for timeline in timelines:
         if timeline.error is not None or timeline.tokens != workload.max_tokens:
             raise SystemExit(f"a request of {workload.max_tokens} tokens gave {timeline.tokens}: {timeline.error}")

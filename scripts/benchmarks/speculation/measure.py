@@ -13,7 +13,7 @@ from itertools import accumulate, cycle
 from engine.hub.names import DEMO_MODEL
 from engine.speculation.speculative_config import parse_speculative_config
 from scripts.benchmarks.clients.rates import throughput
-from scripts.benchmarks.clients.workload import Workload, checked
+from scripts.benchmarks.clients.workload import Workload, timelines_of
 from scripts.benchmarks.figures.figure import Figure, figure
 from scripts.benchmarks.models import VOCABULARY
 from scripts.benchmarks.peers.systems import Ours, serving
@@ -88,7 +88,7 @@ def _measure(group: str, kind: str, rows: int, take: Take, on: Ours, off: Ours, 
 def _rate(system: Ours, workload: Workload) -> float:
     """Tokens a second of a workload whose prompts are in the prefix cache."""
     system.run(Workload(workload.prompts, 1))
-    return throughput(checked(system.run(workload), workload))
+    return throughput(timelines_of(system, workload))
 
 
 def _num_different(prompts: list[list[int]], on: Ours, off: Ours) -> int:
