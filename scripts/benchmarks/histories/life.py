@@ -10,6 +10,8 @@ from random import Random
 from engine.scheduling.sequence import Sequence
 
 VOCABULARY, EOS = 11, 0
+WRONG = -1
+"""A draft, or a token that is expected, which is no sequence's."""
 STEMS = 3
 """Prompts begin alike in so many ways."""
 LONGEST_PROMPT, LONGEST_OUTPUT = 20, 12

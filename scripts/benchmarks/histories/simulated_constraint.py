@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.scheduling.plan import NextIterationPlan
-from scripts.benchmarks.histories.life import Life
+from scripts.benchmarks.histories.life import WRONG, Life
 
 RIGHT = 0.85
 """How often a token is the one that it expects."""
-NO_TOKEN = -1
 
 
 class LateConstraint:
@@ -49,7 +48,7 @@ class LateConstraint:
     def answer(self, random: Random, output: list[int], most_drafts: int) -> None:
         """It has answered to all that it was told; ``output`` is what its sequence is to give in all."""
         left = output[len(self.told) :][: random.randint(0, 2 * most_drafts + 1)]
-        self.expected = [token if random.random() < RIGHT else NO_TOKEN for token in left]
+        self.expected = [token if random.random() < RIGHT else WRONG for token in left]
         self.num_forced = random.randint(0, len(left))
         if self._guess and random.random() < RIGHT:
             self.expected = self._guess[: random.randint(0, len(self._guess))]

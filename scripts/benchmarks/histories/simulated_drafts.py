@@ -8,6 +8,7 @@ from typing import Protocol
 
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
+from scripts.benchmarks.histories.life import WRONG
 
 
 class OnDevice(Protocol):
@@ -23,7 +24,6 @@ class OnDevice(Protocol):
 
 RIGHT = 0.7
 """How often a draft of a draft model is the sequence's token."""
-NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,6 @@ class SimulatedDrafts:
         self.has_model = bool(most) and random.random() < 0.5
         self._late: dict[Sequence, tuple[int, int]] = {}
         """Of rows that are to sample late, the place of their first token, and the drafts that are right."""
-
         self._written: dict[NextIterationPlan, dict[int, list[int]]] = {}
         """By row that is to sample late, what a draft model has drafted for it."""
 
@@ -92,7 +91,7 @@ class SimulatedDrafts:
             num_right = sum(1 for _ in takewhile(bool, trials))
             if plan.counts[row] > 1:
                 right = sequence.tokens[sequence.num_computed + 1 :][:num_right]
-                written = right + [NO_TOKEN] * (plan.counts[row] - 1 - num_right)
+                written = right + [WRONG] * (plan.counts[row] - 1 - num_right)
                 self._written.setdefault(plan, {})[row] = written
             return num_right
         if plan.starts[row] != sequence.num_computed:
