@@ -18,7 +18,8 @@ class PagedAttentionCache:
     """``layers[i]`` has the pages of layer i, or of the i-th stack, in the backend's layout.
 
     Here that is [pages, kv_heads, 2, page_size, head_dim], keys before values: a CPU reads one
-    head's contiguous keys fastest. Of latents it is [pages, 1, 1, page_size, head_dim]. XLA updates a layer's array in place; no step may copy one.
+    head's contiguous keys fastest. Of latents it is [pages, 1, 1, page_size, head_dim]. XLA updates
+    a layer's array in place; no step may copy one.
     """
 
     layers: tuple[Array, ...]

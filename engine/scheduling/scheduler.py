@@ -1,9 +1,10 @@
 """Which tokens the next step computes.
 
-``add``, ``finish``, ``plan``, ``update``, ``resume``, ``plan_late``, ``forget_all``,
-``lose_logits`` and ``lose_cache`` are the only doors, and the scheduler owns every Sequence between
-them, its slot and its pages. It is a pure machine: no thread, clock, queue or device array, so that
-a test is three lines and any history can be replayed. The rules are in the package's docstring.
+``add``, ``finish``, ``plan``, ``update``, ``resume``, ``plans_to_read``, ``plan_late``,
+``take_done``, ``forget_all``, ``lose_logits`` and ``lose_cache`` are the only doors, beside those of
+``memory`` and ``adapters``, and the scheduler owns every Sequence between them, its slot and its
+pages. It is a pure machine: no thread, clock, queue or device array, so that a test is three lines
+and any history can be replayed. The rules are in the package's docstring.
 """
 
 from collections import Counter

@@ -8,9 +8,10 @@ class CopyCost:
     """Copying beats computing if it keeps the sequence waiting for a shorter time.
 
     A page takes ``page_seconds`` from the host to the device, behind those that wait for the same
-    link, and a recurrent state ``state_seconds``. A token takes what it takes in steps that are at least half full, most of it with prompts:
-    ``full_step`` tokens are a full one. Until there is such a step copying counts as the faster.
-    That copies leave the device to others meanwhile, and computing does not, is not counted.
+    link, and a recurrent state ``state_seconds``. A token takes what it takes in steps that are at
+    least half full, most of it with prompts: ``full_step`` tokens are a full one. Until there is
+    such a step copying counts as the faster. That copies leave the device to others meanwhile, and
+    computing does not, is not counted.
     """
 
     def __init__(self, page_seconds: float, full_step: int, state_seconds: float = 0.0) -> None:
