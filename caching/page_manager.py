@@ -39,7 +39,8 @@ class HBMPageManager:
             raise ValueError(f"a pool needs the sink and at least one page, not {num_pages} pages")
         self._free = list(range(num_pages - 1, SINK_PAGE, -1))
         self._owners = [0] * num_pages
-        self._cache = PrefixCache(tier)
+        self.cache = PrefixCache(tier)
+        """What pages hold; others read its counts alone."""
         self.tier = tier
         self.now = 0.0
 
@@ -56,37 +57,32 @@ class HBMPageManager:
     @property
     def num_cached(self) -> int:
         """Pages that have no owner and can still be found."""
-        return self._cache.num_unowned
+        return self.cache.num_unowned
 
     @property
     def num_owned(self) -> int:
         """Pages that have an owner, each counted once."""
         return self.num_total - self.num_free - self.num_cached
 
-    @property
-    def cache(self) -> PrefixCache:
-        """For its counts alone."""
-        return self._cache
-
     def can_alloc(self, count: int) -> bool:
         """Whether ``count`` pages are free or cached."""
-        return count <= len(self._free) + self._cache.num_unowned
+        return count <= len(self._free) + self.cache.num_unowned
 
     def alloc(self, count: int) -> list[int]:
         """``count`` pages, each with one owner. Ask ``can_alloc`` first."""
         assert count >= 0 and self.can_alloc(count), f"{count} pages asked of too few: can_alloc first"
-        pages = [self._free.pop() if self._free else self._cache.evict(self.now) for _ in range(count)]
+        pages = [self._free.pop() if self._free else self.cache.evict(self.now) for _ in range(count)]
         for page in pages:
             self._owners[page] = 1
         return pages
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """Pages of the longest known prefix of a chain of keys. Share them before you allocate."""
-        return self._cache.find(keys)
+        return self.cache.find(keys)
 
     def is_kept(self, key: bytes) -> bool:
         """Whether a page has this key."""
-        return self._cache.holder(key) is not None
+        return self.cache.holder(key) is not None
 
     def recount(self, keys: Sequence[bytes], count: int, last: Found) -> Found:
         """The result of ``find`` for the first ``count`` keys, updated from the last result.
@@ -95,9 +91,9 @@ class HBMPageManager:
         a rule chains are evicted from the end, and owners own all pages before theirs.
         """
         held, owned = min(last.held, count), last.owned
-        while held and self._cache.holder(keys[held - 1]) is None:
+        while held and self.cache.holder(keys[held - 1]) is None:
             held -= 1
-        while held < count and self._cache.holder(keys[held]) is not None:
+        while held < count and self.cache.holder(keys[held]) is not None:
             held += 1
         owned = min(owned, held)
         while owned and not self._is_owned(keys[owned - 1]):
@@ -107,7 +103,7 @@ class HBMPageManager:
         return Found(held, owned)
 
     def _is_owned(self, key: bytes) -> bool:
-        page = self._cache.holder(key)
+        page = self.cache.holder(key)
         return page is not None and self._owners[page] > 0
 
     def num_unowned(self, pages: Iterable[int]) -> int:
@@ -125,21 +121,21 @@ class HBMPageManager:
             if self._owners[page]:
                 owned += 1
             else:
-                assert page in self._cache, f"page {page} is free and cannot be shared"
-                self._cache.claim(page)
+                assert page in self.cache, f"page {page} is free and cannot be shared"
+                self.cache.claim(page)
             self._owners[page] += 1
         return owned
 
     def keep(self, page: int, key: bytes) -> None:
         """This owned page has the contents of the key from now on, and is not written again."""
         assert self._owners[page] > 0, f"page {page} has no owner who could have filled it"
-        self._cache.keep(page, key, self.now)
+        self.cache.keep(page, key, self.now)
 
     def evict_first(self, key: bytes) -> None:
         """The page of this key is evicted before all others, if it has one that nobody owns."""
-        page = self._cache.holder(key)
+        page = self.cache.holder(key)
         if page is not None and not self._owners[page]:
-            self._cache.evict_first(page)
+            self.cache.evict_first(page)
 
     def free(self, pages: Iterable[int]) -> int:
         """Remove an owner from each of these pages; the last frees it. Free a chain's end first.
@@ -153,8 +149,8 @@ class HBMPageManager:
             self._owners[page] -= 1
             if self._owners[page]:
                 owned += 1
-            elif page in self._cache:
-                self._cache.let_go(page, self.now)
+            elif page in self.cache:
+                self.cache.let_go(page, self.now)
             else:
                 self._free.append(page)
         return owned
@@ -162,12 +158,12 @@ class HBMPageManager:
     def forget(self, pages: Iterable[int]) -> None:
         """These pages are not found any more, whether or not they have owners."""
         for page in pages:
-            if page in self._cache and self._cache.forget(page):
+            if page in self.cache and self.cache.forget(page):
                 self._free.append(page)
 
     def forget_keys(self, keys: Sequence[bytes]) -> None:
         """These keys are not found any more, whether or not their pages have owners; nor in the tier."""
-        holders = [self._cache.holder(key) for key in keys]
+        holders = [self.cache.holder(key) for key in keys]
         self.forget([page for page in holders if page is not None])
         if self.tier is not None:
             self.tier.forget(keys)
@@ -177,7 +173,7 @@ class HBMPageManager:
 
         Returns how many could be.
         """
-        pages = self._cache.pages()
+        pages = self.cache.pages()
         self.forget(pages)
         return len(pages)
 
@@ -189,7 +185,7 @@ class HBMPageManager:
         expected = Counter(owned)
         actual = {page: owners for page, owners in enumerate(self._owners) if owners}
         assert dict(expected) == actual, f"owners are {dict(expected)}, counted are {actual}"
-        kept = set(self._cache.pages())
+        kept = set(self.cache.pages())
         assert free.isdisjoint(actual), f"pages {free & set(actual)} are free and owned"
         assert free.isdisjoint(kept), f"pages {free & kept} are free and can be found"
         assert len(kept - set(actual)) == self.num_cached, "a page is cached and owned"

@@ -16,7 +16,6 @@ from engine.vocabulary import VOCABULARY_BLOCK, Vocabulary
 BLOCK = VOCABULARY_BLOCK
 """Tokens reduced together; one of them is then chosen within its block."""
 
-
 PADDING = float(np.finfo(np.float32).min)
 """What the last block is filled up with: finite, and the logit of no token."""
 

@@ -30,10 +30,9 @@ def pack_masks(plan: NextIterationPlan, sampler_rows: Sequence[int], rows: int, 
     for row in plan.constrained:
         constraint = plan.sequences[row].constraint
         assert constraint is not None
-        # Padding of the vocabulary is never sampled, whatever its bits.
         behind = constraint.expected_masks[: len(plan.expected[row])] if row in plan.expected else ()
         for place, mask in enumerate((constraint.mask, *behind), sampler_rows[row]):
-            masks[place, : len(mask)] = mask
+            masks[place, : len(mask)] = mask  # padding of the vocabulary is never sampled, whatever its bits
     return masks
 
 
