@@ -12,8 +12,7 @@ from caching.attention.xla_latents import XLALatentAttention
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import stored_head_dim
 from caching.paged_attention_cache import PagedAttentionCache
-from caching.tpu import jax_attention as tpu_attention
-from caching.tpu import pallas_attention
+from caching.tpu import jax_attention, pallas_attention
 from caching.tpu.jax_attention import TPUAttention
 from caching.tpu.pallas_attention import PallasAttention
 from caching.tpu.tpu_chip import LANES, Chip
@@ -41,12 +40,12 @@ class TPUKernel:
     """Tokens moved, read and written, per token written."""
     loops: bool = False
     """Whether it is a loop of XLA's and no call, so that a compiled step's text shows one turn."""
-    most_pages_per_seq: int | None = tpu_attention.MOST_PAGES_PER_SEQ
+    most_pages_per_seq: int | None = jax_attention.MOST_PAGES_PER_SEQ
     """The longest page table of a sequence that it has room for; None is any."""
 
     def bytes_moved(self, chip: Chip, page: PagedAttentionCacheMetaData, tokens: int) -> float:
         """HBM bytes that a decoding row of ``tokens`` moves in a layer."""
-        moved = self.tokens_read(chip, page, tpu_attention.MAX_BLOCK_PAGES, tokens) + self.tokens_written(page)
+        moved = self.tokens_read(chip, page, jax_attention.MAX_BLOCK_PAGES, tokens) + self.tokens_written(page)
         return moved * page.bytes_per_page / page.page_size
 
 
@@ -64,11 +63,11 @@ JAX = TPUKernel(
     "jax",
     "jax's TPU kernel",
     TPUAttention,
-    tpu_attention.allocate,
-    tpu_attention.stored_heads,
-    tpu_attention.misfit,
-    tpu_attention.tokens_read,
-    tpu_attention.tokens_written,
+    jax_attention.allocate,
+    jax_attention.stored_heads,
+    jax_attention.misfit,
+    jax_attention.tokens_read,
+    jax_attention.tokens_written,
 )
 
 
