@@ -19,7 +19,7 @@ PATIENCE = 60.0
 
 def measure_arrivals(model: str, prompts: Prompts, streams: Ours, arriving: Ours, repeats: int) -> Iterator[Figure]:
     """The time between tokens of streams, the time to first token of prompts that come at once, and tokens/s."""
-    _warm_up(prompts, streams)
+    streams.run(Workload(prompts.take(STREAMS, LONG_PROMPT), 4))  # so that the daemon has seen steps of these sizes
     all_itls: list[list[float]] = []
     all_ttfts: list[list[float]] = []
     rates: list[float] = []
@@ -44,11 +44,6 @@ def measure_arrivals(model: str, prompts: Prompts, streams: Ours, arriving: Ours
         values = [percentile(run, percent) for run in all_ttfts]
         yield figure(group, f"TTFT p{percent} of the prompts", "ms", values, more_is_better=False)
     yield figure(group, "all", "tok/s", rates)
-
-
-def _warm_up(prompts: Prompts, system: Ours) -> None:
-    """So that the daemon has seen steps of these sizes."""
-    system.run(Workload(prompts.take(STREAMS, LONG_PROMPT), 4))
 
 
 def _wait_for_streams(system: Ours) -> None:

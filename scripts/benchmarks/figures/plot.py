@@ -17,7 +17,8 @@ def plot(figures: Sequence[Figure], machine: Mapping[str, str], path: Path) -> N
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    ratios, shares = _ratios(figures), {_label(figure): figure.share for figure in figures if figure.share is not None}
+    ratios = {f"{_label(figure)} : {other}": ratio for figure in figures for other, ratio in figure.ratios.items()}
+    shares = {_label(figure): figure.share for figure in figures if figure.share is not None}
     rows = [max(1, len(ratios)), max(1, len(shares))]
     canvas, (left, right) = pyplot.subplots(
         2, 1, figsize=(10, 2 + BAR * sum(rows)), height_ratios=rows, layout="constrained"
@@ -28,15 +29,6 @@ def plot(figures: Sequence[Figure], machine: Mapping[str, str], path: Path) -> N
     canvas.suptitle(f"oDriver\n{about}", fontsize=10)
     canvas.savefig(path, dpi=120)
     pyplot.close(canvas)
-
-
-def _ratios(figures: Sequence[Figure]) -> dict[str, float]:
-    """Of others in the same run."""
-    ratios: dict[str, float] = {}
-    for figure in figures:
-        for other, ratio in figure.ratios.items():
-            ratios[f"{_label(figure)} : {other}"] = ratio
-    return ratios
 
 
 def _label(figure: Figure) -> str:

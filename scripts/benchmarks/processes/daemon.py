@@ -47,7 +47,7 @@ class Daemon:
     def __enter__(self) -> Self:
         self._directory = tempfile.TemporaryDirectory(prefix="odriver-bench-")
         self.address = f"ipc://{self._directory.name}/o.sock"
-        self._log = Path(self._directory.name, "log").open("w+", encoding="utf-8")
+        self._log = Path(self._directory.name, "log").open("w", encoding="utf-8")
         self._notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notices.bind(f"{self._directory.name}/notify")
         began = time.monotonic()
@@ -108,7 +108,8 @@ class Daemon:
             while self.stages[-1][1] != "ready":
                 readable, _, _ = select.select([self._notices.fileno(), ended], [], [])
                 if self._notices.fileno() not in readable:
-                    raise DaemonFailed(f"the daemon ended before it was ready:\n{self._read_log()}")
+                    log = Path(self.log).read_text(encoding="utf-8")
+                    raise DaemonFailed(f"the daemon ended before it was ready:\n{log}")
                 self._hear(self._notices.recv(4096).decode(), time.monotonic() - began)
         finally:
             os.close(ended)
@@ -135,7 +136,3 @@ class Daemon:
         self._notices.close()
         self._log.close()
         self._directory.cleanup()
-
-    def _read_log(self) -> str:
-        self._log.seek(0)
-        return self._log.read()

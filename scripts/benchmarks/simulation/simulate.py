@@ -39,27 +39,26 @@ def measure_policies(requests: int = REQUESTS) -> Iterator[Figure]:
             yield from _figures(f"simulate {shape.name}{AT}{rate:g} req/s", results)
 
 
-def play(shape: Shape, rate: float, count: int, policy: Policy) -> dict[str, float]:
-    """One run: its figures by name and unit, separated by a bar."""
+def play(shape: Shape, rate: float, count: int, policy: Policy) -> dict[tuple[str, str], float]:
+    """One run: its figures by name and unit."""
     cost = CostModel(Transformer(), Accelerator())
     trace = draw_trace(shape, rate, count)
     outcome = Simulator(policy.scheduler(cost.num_pages(PAGE_SIZE)), cost.seconds, timed=policy.timed).run(trace)
     ttft, tpot = outcome.ttft(trace), outcome.tpot(trace)
     of_clients = [percentile(ttft[trace.client == client], 99) for client in np.unique(trace.client)]
     return {
-        "goodput|%": 100 * float(np.mean((ttft <= TTFT_LIMIT) & (tpot <= TPOT_LIMIT))),
-        "TTFT p50|ms": MILLISECONDS * percentile(ttft, 50),
-        "TTFT p99|ms": MILLISECONDS * percentile(ttft, 99),
-        "TTFT p99 of the median client|ms": MILLISECONDS * percentile(of_clients, 50),
-        "TPOT p50|ms": MILLISECONDS * percentile(tpot, 50),
-        "TPOT p99|ms": MILLISECONDS * percentile(tpot, 99),
-        "ITL p99|ms": MILLISECONDS * percentile(outcome.gaps, 99),
-        "preemptions in 1,000 requests|": 1000 * outcome.preemptions / count,
+        ("goodput", "%"): 100 * float(np.mean((ttft <= TTFT_LIMIT) & (tpot <= TPOT_LIMIT))),
+        ("TTFT p50", "ms"): MILLISECONDS * percentile(ttft, 50),
+        ("TTFT p99", "ms"): MILLISECONDS * percentile(ttft, 99),
+        ("TTFT p99 of the median client", "ms"): MILLISECONDS * percentile(of_clients, 50),
+        ("TPOT p50", "ms"): MILLISECONDS * percentile(tpot, 50),
+        ("TPOT p99", "ms"): MILLISECONDS * percentile(tpot, 99),
+        ("ITL p99", "ms"): MILLISECONDS * percentile(outcome.gaps, 99),
+        ("preemptions in 1,000 requests", ""): 1000 * outcome.preemptions / count,
     }
 
 
-def _figures(group: str, results: Mapping[str, Mapping[str, float]]) -> Iterator[Figure]:
-    for key, ours in results[SHIPPED.name].items():
-        name, _, unit = key.partition("|")
-        others = {policy: [result[key]] for policy, result in results.items() if policy != SHIPPED.name}
+def _figures(group: str, results: Mapping[str, Mapping[tuple[str, str], float]]) -> Iterator[Figure]:
+    for (name, unit), ours in results[SHIPPED.name].items():
+        others = {policy: [result[name, unit]] for policy, result in results.items() if policy != SHIPPED.name}
         yield figure(group, name, unit, [ours], more_is_better=name == "goodput", others=others)
