@@ -35,9 +35,9 @@ class Honest:
     """Clients of one daemon, and of a gateway if there is a URL (HOST:PORT): small requests then go there."""
 
     def __init__(self, address: str, key: str, url: str) -> None:
-        self._key, self._url = key or None, url
-        self._client = Client(address, resume=True, resume_timeout=10.0, key=self._key)
-        self._expected = {prompt: self._stream(self._client, prompt) for prompt in STREAMS}
+        self._url = url
+        self._client = Client(address, resume=True, resume_timeout=10.0, key=key or None)
+        self._expected = {prompt: self._stream(prompt) for prompt in STREAMS}
         self._small = self._ask()
 
     def run(self, seconds: float) -> Report:
@@ -65,7 +65,7 @@ class Honest:
     def _listen(self, prompt: str, until: float, report: Report) -> None:
         while True:
             try:
-                text = self._stream(self._client, prompt)
+                text = self._stream(prompt)
             except OdriverError as error:
                 report.wrong.append(f"a stream: {error}")
                 time.sleep(PAUSE)
@@ -77,8 +77,8 @@ class Honest:
             if time.monotonic() >= until:
                 return
 
-    def _stream(self, client: Client, prompt: str) -> str:
-        pieces = client.generate(prompt, max_tokens=STREAMS[prompt], temperature=0, ignore_eos=True)
+    def _stream(self, prompt: str) -> str:
+        pieces = self._client.generate(prompt, max_tokens=STREAMS[prompt], temperature=0, ignore_eos=True)
         return "".join(piece.text for piece in pieces)
 
     def _ask(self) -> str:
