@@ -53,7 +53,7 @@ class SoakFailed(MeasurementFailed):
 
 
 def measure_soak(
-    requests: int = REQUESTS, clients: int = CLIENTS, processes: int = PROCESSES, kills: int = KILLS
+    requests: int, clients: int = CLIENTS, processes: int = PROCESSES, kills: int = KILLS
 ) -> Iterator[Figure]:
     """What was shown, as figures; raises SoakFailed where it was not."""
     cases = greedy_cases()

@@ -36,7 +36,7 @@ class HostileFailed(MeasurementFailed):
     """Attacks got through; the message names them."""
 
 
-def measure_hostile(seconds: float = SECONDS, only: str = "") -> Iterator[Figure]:
+def measure_hostile(seconds: float, only: str) -> Iterator[Figure]:
     """A figure for each attack whose name has ``only`` in it; at the end HostileFailed if any got through."""
     through: list[str] = []
     if not only:

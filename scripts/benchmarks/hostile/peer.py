@@ -167,19 +167,6 @@ def held(at: str, count: int, said: bytes, *, window: int = 0) -> Iterator[list[
             one.close()
 
 
-def http_request(path: str, body: Any, *headers: str) -> bytes:
-    """What a POST looks like."""
-    data = json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
-    return "\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""]).encode() + data
-
-
-def wait(door: Door, until: float) -> None:
-    """Do nothing more until then."""
-    del door
-    time.sleep(max(0.0, until - time.monotonic()))
-
-
 def refused(answers: Iterable[dict[str, Any]]) -> list[str]:
     """The codes of those that are errors."""
     return [answer["code"] for answer in answers if answer["type"] == "error"]

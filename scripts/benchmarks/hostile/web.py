@@ -1,9 +1,11 @@
 """HTTP as nobody should speak it."""
 
+import json
 import time
 from contextlib import suppress
+from typing import Any
 
-from scripts.benchmarks.hostile.peer import connected, held, http_request, post
+from scripts.benchmarks.hostile.peer import connected, held, post
 from scripts.benchmarks.hostile.registry import GATEWAY, Door, GotThrough, attack
 
 MANY = 900
@@ -15,7 +17,7 @@ COMPLETIONS = "/v1/completions"
 def unread(door: Door) -> None:
     """As much as can be had, by who takes nothing."""
     body = {"prompt": "Once", "max_tokens": 900, "ignore_eos": True, "n": 64, "logprobs": 20, "stream": True}
-    with held(door.url, 4, http_request(COMPLETIONS, body), window=2048):
+    with held(door.url, 4, _request(body), window=2048):
         time.sleep(2 * door.seconds)
 
 
@@ -45,9 +47,7 @@ def silent(door: Door) -> None:
 
 def _hold(door: Door, said: bytes) -> None:
     with held(door.url, MANY, said):
-        until = time.monotonic() + door.seconds
-        while time.monotonic() < until:
-            time.sleep(0.2)
+        time.sleep(door.seconds)
 
 
 @attack("H4: megabytes of bodies at once", GATEWAY, clients=16)
@@ -62,7 +62,7 @@ def large_bodies(door: Door) -> None:
 def many_prompts(door: Door) -> None:
     """A thousand of these and 64 of those."""
     body = {"prompt": ["hi"] * 1024, "n": 64, "max_tokens": 900, "ignore_eos": True, "stream": True}
-    with held(door.url, 1, http_request(COMPLETIONS, body)):
+    with held(door.url, 1, _request(body)):
         time.sleep(door.seconds)
 
 
@@ -106,5 +106,12 @@ def odd_bodies(door: Door) -> None:
 def hang_up(door: Door) -> None:
     """What was asked for is to end with it; until then it is the work of more than 64 clients that ask for one sample."""
     body = {"prompt": "Once", "max_tokens": 900, "ignore_eos": True, "n": 8, "stream": True}
-    with held(door.url, 16, http_request(COMPLETIONS, body)):
+    with held(door.url, 16, _request(body)):
         time.sleep(0.3)
+
+
+def _request(body: dict[str, Any]) -> bytes:
+    """What a POST of it looks like."""
+    data = json.dumps(body).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data

@@ -24,7 +24,7 @@ TTFT_LIMIT, TPOT_LIMIT = 2.0, 0.03
 AT = " at "
 
 
-def measure_policies(requests: int = REQUESTS) -> Iterator[Figure]:
+def measure_policies(requests: int) -> Iterator[Figure]:
     """Each trace at each rate, the shipped policies beside the others, on all cores."""
     workers = ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn"))
     with workers:

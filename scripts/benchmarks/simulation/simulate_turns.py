@@ -87,7 +87,7 @@ class Link:
 class TurnsSimulator:
     """Drives a scheduler through the conversations of all users, in a time that is a number."""
 
-    def __init__(self, host_gib: float, users: int = USERS, turns: int = TURNS) -> None:
+    def __init__(self, host_gib: float, users: int, turns: int) -> None:
         model = Transformer()
         self._model = CostModel(model, DEVICE)
         page_bytes = PAGE_SIZE * model.bytes_per_token
