@@ -1,7 +1,6 @@
 """From an EngineConfig to a driver that can be started: what takes time in a start."""
 
 import hashlib
-import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from driver.text.tokenizer import HuggingFaceTokenizer
     from engine.hosts.processes import Leader
     from engine.oengine import oEngine
-
-logger = logging.getLogger(__name__)
 
 
 class StartableDriver(Driver, Protocol):

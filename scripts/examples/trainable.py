@@ -1,6 +1,6 @@
 """The decoder that oDriver serves, as a function of a checkpoint's tensors that has gradients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from scripts.demo.corpus import Batch
 
 Tensors = Mapping[str, Array]
 """By their names in checkpoints, each in its stored shape."""
-LogProbs = Callable[[Tensors, Batch], Array]
 
 
 class Trainable:
