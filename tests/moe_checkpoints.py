@@ -498,7 +498,7 @@ def attention_shapes(config: Config, layer: int) -> Shapes:
         config.get("use_qk_norm") and family == "glm4_moe"
     ):
         shapes |= {"self_attn.q_norm.weight": (head_dim,), "self_attn.k_norm.weight": (head_dim,)}
-    if family in ("minimax_m2", "olmoe"):
+    if family in ("minimax_m2", "olmo_hybrid", "olmoe"):
         shapes |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
     if family in ("gpt_oss", "granitemoe_swa"):
         shapes["self_attn.sinks"] = (config["num_attention_heads"],)

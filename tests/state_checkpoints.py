@@ -40,6 +40,17 @@ QWEN3_5 = {
         "mrope_interleaved": True,
     },
 }
+OLMO_HYBRID = {
+    "architectures": ["OlmoHybridForCausalLM"],
+    "model_type": "olmo_hybrid",
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "pad_token_id": 0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": None},
+}
 GRANITE_HYBRID = {
     "architectures": ["GraniteMoeHybridForCausalLM"],
     "model_type": "granitemoehybrid",
@@ -159,6 +170,7 @@ STATE_VARIANTS: dict[str, tuple[int, Config]] = {
             "model_type": "qwen3_5_moe_text",
         },
     ),
+    "olmo_hybrid": (2, OLMO_HYBRID),
     "granite_hybrid": (1, GRANITE_HYBRID),
     "granite_hybrid_dense": (
         1,
@@ -223,7 +235,7 @@ def state_shapes(config: Config) -> Shapes:
     if not config.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (vocabulary, hidden)
     for layer in range(config["num_hidden_layers"]):
-        make = {"granitemoehybrid": _granite, "bamba": _bamba, "falcon_h1": _falcon}.get(
+        make = {"granitemoehybrid": _granite, "bamba": _bamba, "falcon_h1": _falcon, "olmo_hybrid": _olmo}.get(
             config["model_type"], qwen_shapes
         )
         of_layer = make(config, layer)
@@ -272,6 +284,22 @@ def _delta_net(config: Config) -> Shapes:
     else:
         rows = {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
     return shapes | {f"in_proj_{name}.weight": (count, hidden) for name, count in rows.items()}
+
+
+def _olmo(config: Config, layer: int) -> Shapes:
+    hidden, key_dim = config["hidden_size"], config["linear_key_head_dim"]
+    shapes: Shapes = dict(gated_shapes("mlp.", hidden, config["intermediate_size"]))
+    if layer == config["num_hidden_layers"] - 1:
+        shapes |= {name: shape for name, shape in attention_shapes(config, layer).items() if "layernorm" not in name}
+        return shapes | {f"post_{part}_layernorm.weight": (hidden,) for part in ("attention", "feedforward")}
+    keys, heads = config["linear_num_key_heads"] * key_dim, config["linear_num_value_heads"]
+    values = 2 * key_dim * heads
+    rows = {"q": keys, "k": keys, "v": values, "g": values, "b": heads, "a": heads}
+    own: Shapes = {f"{name}_proj.weight": (count, hidden) for name, count in rows.items()}
+    own |= {f"{name}_conv1d.weight": (rows[name], 1, 4) for name in "qkv"}
+    own |= {"A_log": (heads,), "dt_bias": (heads,), "o_norm.weight": (2 * key_dim,), "o_proj.weight": (hidden, values)}
+    shapes |= {f"{name}_layer_norm.weight": (hidden,) for name in ("attention", "feedforward")}
+    return shapes | {f"linear_attn.{name}": shape for name, shape in own.items()}
 
 
 def _granite(config: Config, layer: int) -> Shapes:

@@ -70,6 +70,7 @@ OF_OTHERS = ("arcee", "axk1", "bamba", "cohere2_moe", "cwm", "deepseek_v3_plain"
 OF_OTHERS += ("glm4_moe_plain", "granite_moe_shared", "granite_moe_swa", "granite_swa", "helium", "hunyuan_moe")
 OF_OTHERS += ("hy_v3", "hyperclovax", "mellum", "mistral4", "nemotron", "olmoe", "qwen2_5_vl", "qwen3_moe_plain")
 OF_OTHERS += ("qwen3_vl_moe", "seed_oss", "smollm3", "solar_open", "vaultgemma", "youtu", "gemma4_unified")
+OF_OTHERS += ("olmo_hybrid",)
 """Variants of which other variants have every mechanism: exhaustive on the CPU's kernels, too. All others are tried there."""
 
 

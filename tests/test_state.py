@@ -159,18 +159,21 @@ def test_a_layer_of_several_in_one_array_keeps_to_its_slots(kind: str) -> None:
     assert np.array_equal(after[2 * SLOTS :], states[2 * SLOTS :])
 
 
-@pytest.mark.parametrize("share", [0.0, 0.9, 1.0])
-def test_repeated_tokens_do_not_blow_up(share: float) -> None:
-    """Equal keys without decay are the worst case: a series of powers would lose all digits."""
+@pytest.mark.parametrize(("share", "beta"), [(0.0, 1), (0.9, 1), (1.0, 1), (0.9, 2), (1.0, 2)])
+def test_repeated_tokens_do_not_blow_up(share: float, beta: int) -> None:
+    """Equal keys without decay are the worst case: a series of powers would lose all digits.
+
+    With a beta of 2 nothing is forgotten, and states grow.
+    """
     rng = np.random.default_rng(7)
     inputs, states = delta_inputs(rng, TOKENS), jnp.zeros((SLOTS, HEADS, 8, 6))
     key = share * np.ones_like(inputs.k) + (1 - share) * inputs.k
-    inputs = inputs._replace(k=key, beta=np.ones_like(inputs.beta), log_decay=np.zeros_like(inputs.log_decay))
+    inputs = inputs._replace(k=key, beta=beta * np.ones_like(inputs.beta), log_decay=np.zeros_like(inputs.log_decay))
 
     _, outputs = scanned("delta rule", build_table([200], [SINK_SLOT], [1]), states, inputs)
 
     _, expected = plain_scan(delta_token, np.zeros((HEADS, 8, 6)), DeltaInputs(*(x[:200] for x in inputs)))
-    np.testing.assert_allclose(outputs[:200], expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(outputs[:200], expected, rtol=0, atol=1e-4 * beta**2)
 
 
 def test_inverse_of_a_triangle() -> None:

@@ -283,6 +283,25 @@ def test_experts_of_qwen3_vl_may_be_stored_either_way_round(tmp_path: Path) -> N
         load(saved)
 
 
+def test_olmo_hybrid_may_have_the_names_of_transformers_modules(tmp_path: Path) -> None:
+    """As it saves them if told so; by default it cuts the convolution in thirds, which is refused by shape."""
+    published = build_checkpoint(tmp_path / "published", "olmo_hybrid")
+    saved, tensors = shutil.copytree(published, tmp_path / "saved"), tensors_of("olmo_hybrid")
+    norms = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
+    own = {re.sub("|".join(norms), lambda found: norms[found[0]], name): tensors[name] for name in tensors}
+    for layer in range(2):
+        parts = [f"model.layers.{layer}.linear_attn.{part}_conv1d.weight" for part in "qkv"]
+        whole = np.concatenate([own.pop(name) for name in parts])
+        own[f"model.layers.{layer}.linear_attn.conv1d.weight"] = whole
+        tensors |= dict(zip(parts, np.split(whole, 3), strict=True))
+    write_tensors(saved, own)
+
+    assert_same(load(published), load(saved))
+    write_tensors(saved, tensors)
+    with pytest.raises(ConfigurationError, match=r"[qkv]_conv1d\.weight has shape"):
+        load(saved)
+
+
 @pytest.mark.parametrize(("rows", "block"), [(144, 4096), (144, 50), (100, 4096)])
 def test_a_head_unlike_its_embedding_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, block: int

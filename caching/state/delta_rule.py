@@ -30,7 +30,7 @@ class DeltaInputs(NamedTuple):
     log_decay: Array
     """f32[T, key_heads, group], not above 0."""
     beta: Array
-    """f32[T, key_heads, group], from 0 to 1."""
+    """f32[T, key_heads, group], from 0 to 1, or to 2."""
 
 
 class GatedDeltaRule:

@@ -32,6 +32,17 @@ def qwen3_5_moe(chance: Chance) -> Config:
     return {key: value for key, value in qwen3_next(chance).items() if key not in unused}
 
 
+def olmo_hybrid(chance: Chance) -> Config:
+    config = {**chance.sizes(), **delta_net(chance), **chance.some(attention_bias=True, linear_allow_neg_eigval=False)}
+    config.pop("full_attention_interval", None)
+    types = [chance.of("linear_attention", "full_attention") for _ in range(config["num_hidden_layers"] - 2)]
+    config |= chance.some(layer_types=["linear_attention", *types, "full_attention"])
+    for key in ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"):
+        config[key] = chance.of(config[key], None)
+    no_rope = {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}
+    return {**config, **chance.of(chance.rope("linear", "yarn"), no_rope)}
+
+
 def qwen3_5_wrapped(chance: Chance) -> Config:
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 32}
     text = {"model_type": "qwen3_5_text", **qwen3_5(chance)}
@@ -127,6 +138,7 @@ FAMILIES: Families = {
     "qwen3_5_text": ("qwen3_5_text", qwen3_5),
     "qwen3_5_moe_text": ("qwen3_5_moe_text", qwen3_5_moe),
     "qwen3_5": ("qwen3_5", qwen3_5_wrapped),
+    "olmo_hybrid": ("olmo_hybrid", olmo_hybrid),
     "granitemoehybrid": ("granitemoehybrid", granite_hybrid),
     "nemotron_h": ("nemotron_h", nemotron_h),
     "bamba": ("bamba", bamba),

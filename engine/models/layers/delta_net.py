@@ -39,6 +39,10 @@ class DeltaNetSpec:
     """Tokens that the convolution of queries, keys and values sees."""
     activation: Activation = Activation.SILU
     """Behind the convolution."""
+    norm_eps: float | None = None
+    """Of the norm of what a head reads, if it is not the model's."""
+    beta_scale: float = 1.0
+    """With 2 the state's eigenvalues are between -1 and 1 (Grazzi et al. 2024, arXiv:2411.12537)."""
     rotated: ClassVar[None] = None
     extras: ClassVar[None] = None
 
@@ -119,7 +123,8 @@ class DeltaNet(nnx.Module):
         self.dt_bias = make.scale("delta_net.dt_bias", own, rule("dt_bias"))
         self.norm = make.scale("delta_net.norm.scale", dims, rule("norm.weight"))
         self.out_kernel = make.kernel("delta_net.out_kernel", values, hidden, rule("out_proj.weight"), last=True)
-        self.spec, self.axis, self.devices, self.eps = spec, make.axis, make.devices, partition.model.rms_norm_eps
+        self.spec, self.axis, self.devices = spec, make.axis, make.devices
+        self.eps = spec.norm_eps or partition.model.rms_norm_eps
 
     def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
         slots = slots_of(x, cache, place, step, self.spec.cached, self.devices)
@@ -143,7 +148,8 @@ class DeltaNet(nnx.Module):
             gates = linear(flat.astype(jnp.float32), self.gates_kernel, None, adapters)
         beta, dt = jnp.split(gates, 2, axis=-1)
         decay = self.rate[...][None] * jax.nn.softplus(dt + self.dt_bias[...][None])
-        return DeltaInputs(q, k, v.reshape(*beta.shape, -1), decay, jax.nn.sigmoid(beta))
+        written = jax.nn.sigmoid(beta) * np.float32(self.spec.beta_scale)
+        return DeltaInputs(q, k, v.reshape(*beta.shape, -1), decay, written)
 
     def _normed(self, x: Array, gate: Array) -> Array:
         """f32[T, value_heads, value_dim], each head normed, and then gated."""
