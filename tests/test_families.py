@@ -26,7 +26,8 @@ from engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 from engine.scheduling.sequence import Sequence
 
 DECODERS = {name: family for name, family in families_in(FAMILIES).items() if isinstance(family, Family)}
-CONFIGS = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3}
+INTERNLM3 = {**LLAMA, "architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3", "head_dim": 12}
+CONFIGS = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3, "internlm3": INTERNLM3}
 
 
 def build_model(directory: Path, family: str = "llama", *, without: tuple[str, ...] = (), **overrides: Any) -> Path:
@@ -100,6 +101,15 @@ FAMILY_ROWS = [
         },
         {"qkv_bias": True, "windows": (8, None, 8)},
     ),
+    ("internlm3", {}, {}),
+    ("internlm3", {"qkv_bias": True, "bias": True}, {"qkv_bias": True, "output_bias": True, "mlp_bias": True}),
+    (
+        "internlm3",
+        {"attention_bias": True, "mlp_bias": True},
+        {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+    ),
+    ("internlm3", {"qkv_bias": True}, {"qkv_bias": True}),
+    ("internlm3", {"bias": True}, {"output_bias": True, "mlp_bias": True}),
     ("qwen3", {}, {"qk_norm": True, "head_dim": 16}),
     (
         "qwen3",

@@ -8,6 +8,11 @@ def llama(chance: Chance) -> Config:
     return {**config, **chance.rope(*ROPES, "longrope", pairs=head_dim(config) // 2)}
 
 
+def internlm3(chance: Chance) -> Config:
+    names = chance.of(("qkv_bias", "bias"), ("attention_bias", "mlp_bias"))
+    return {**chance.sizes(), **chance.rope(*ROPES), **dict.fromkeys(names, chance.of(True, False))}
+
+
 def mistral(chance: Chance) -> Config:
     return {**chance.sizes(), **chance.rope(*ROPES), **chance.some(sliding_window=chance.of(8, None))}
 
@@ -245,6 +250,7 @@ FAMILIES: Families = {
     "phi": ("phi", phi),
     "gpt_neox": ("gpt_neox", gpt_neox),
     "jais2": ("jais2", jais2),
+    "internlm3": ("internlm3", internlm3),
     "iquestcoder": ("iquestcoder", llama),
     "granite_swa": ("granite_swa", granite_swa),
     "hyperclovax": ("hyperclovax", hyperclovax),
