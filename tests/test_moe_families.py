@@ -177,6 +177,23 @@ def test_what_experts_cannot_be_is_refused(tmp_path: Path, variant: str, given: 
         read(tmp_path, variant, **given)
 
 
+@pytest.mark.parametrize("variant", ["qwen3_next", "olmo_hybrid"])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"linear_num_key_heads": 3}, "linear_num_key_heads 3 does not divide linear_num_value_heads 4"),
+        ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim 1 is not supported"),
+    ],
+    ids=["heads", "convolution"],
+)
+def test_what_delta_nets_cannot_be_is_refused(
+    tmp_path: Path, variant: str, given: dict[str, Any], message: str
+) -> None:
+    """Of every family that has them, by the names in config.json."""
+    with pytest.raises(ConfigurationError, match=message):
+        read(tmp_path, variant, **given)
+
+
 @pytest.mark.parametrize(
     ("variant", "name"),
     [

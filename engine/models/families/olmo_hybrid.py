@@ -6,7 +6,7 @@ import msgspec
 
 from engine.models.family import Family, Fields, decoder_spec, linear_layers, uniform_rope, with_mixers
 from engine.models.layers.delta_net import LINEAR, DeltaNetSpec
-from engine.models.requirements import Count, Positive, require
+from engine.models.requirements import Count, Positive
 from engine.models.rope_spec import NO_ROPE, RopeSpec
 from engine.models.spec import ModelSpec, NormPlan
 from engine.models.weights.parameters import LAYER, TensorRule, tensors
@@ -39,8 +39,6 @@ class OlmoHybridFields(Fields):
         """The mixer of the linear layers. Raises UnsupportedError."""
         keys = self.linear_num_key_heads or self.num_attention_heads
         values = self.linear_num_value_heads or self.num_attention_heads
-        require(values % keys == 0, f"linear_num_key_heads {keys} does not divide linear_num_value_heads {values}")
-        require(self.linear_conv_kernel_dim > 1, "linear_conv_kernel_dim 1 is not supported")
         key_dim = self.linear_key_head_dim or int(0.75 * self.hidden_size / keys)
         return DeltaNetSpec(
             keys,

@@ -18,7 +18,7 @@ from engine.models.family import (
 )
 from engine.models.head_specs import MTPHeadSpec
 from engine.models.layers.delta_net import DeltaNetSpec
-from engine.models.requirements import Count, require
+from engine.models.requirements import Count
 from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import LAYER, tensors
 
@@ -49,12 +49,9 @@ class DeltaNetFields(QwenMoeFields):
     @property
     def delta_net(self) -> DeltaNetSpec:
         """Their mixer. Raises UnsupportedError."""
-        keys, values = self.linear_num_key_heads, self.linear_num_value_heads
-        require(values % keys == 0, f"linear_num_key_heads {keys} does not divide linear_num_value_heads {values}")
-        require(self.linear_conv_kernel_dim > 1, "linear_conv_kernel_dim 1 is not supported")
         return DeltaNetSpec(
-            keys,
-            values,
+            self.linear_num_key_heads,
+            self.linear_num_value_heads,
             self.linear_key_head_dim,
             self.linear_value_head_dim,
             self.linear_conv_kernel_dim,

@@ -20,6 +20,7 @@ from engine.models.layers.recurrent import FLOAT32, minus_exp, slots_of
 from engine.models.layers.row_operations import norm_factor
 from engine.models.linear import linear
 from engine.models.partition import Partition
+from engine.models.requirements import require
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.parameters import LAYER, TensorRule, tensors
@@ -45,6 +46,12 @@ class DeltaNetSpec:
     """With 2 the state's eigenvalues are between -1 and 1 (Grazzi et al. 2024, arXiv:2411.12537)."""
     rotated: ClassVar[None] = None
     extras: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        """Raises UnsupportedError for heads that cannot be grouped, and for a convolution of one token."""
+        keys, values = self.key_heads, self.value_heads
+        require(values % keys == 0, f"linear_num_key_heads {keys} does not divide linear_num_value_heads {values}")
+        require(self.taps > 1, f"linear_conv_kernel_dim {self.taps} is not supported")
 
     @property
     def group(self) -> int:
