@@ -89,5 +89,5 @@ def head_dim(config: Config) -> int:
     return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
 
 
-Families = dict[str, tuple[str, Callable[[Chance], Config]]]
-"""By name, a model_type and what makes a config of it."""
+Families = dict[str, Callable[[Chance], Config]]
+"""What makes a config, by name, which is its model_type if the config has none."""

@@ -171,7 +171,8 @@ def mistral4(chance: Chance) -> Config:
     yarn |= {"llama_4_scaling_beta": chance.of(0.1, 0.4), **chance.some(rope_theta=1000.0)}
     text = {key: value for key, value in config.items() if key not in ("rope_theta", "rope_scaling")}
     vision = {**VISION, "model_type": "pixtral", "image_size": 28, "patch_size": 14, "head_dim": 16}
-    return {"text_config": {"model_type": "mistral4", **text, "rope_parameters": yarn}, "vision_config": vision}
+    text |= {"model_type": "mistral4", "rope_parameters": yarn}
+    return {"model_type": "mistral3", "text_config": text, "vision_config": vision}
 
 
 def axk1(chance: Chance) -> Config:
@@ -223,7 +224,8 @@ def phimoe(chance: Chance) -> Config:
 
 def gemma4_moe(chance: Chance) -> Config:
     config = {**gemma4(chance), **experts(chance, "num_experts", "top_k_experts")}
-    return {**config, "enable_moe_block": True, "moe_intermediate_size": chance.of(8, 24)}
+    config |= {"enable_moe_block": True, "moe_intermediate_size": chance.of(8, 24)}
+    return {**config, "model_type": "gemma4_text"}
 
 
 def olmoe(chance: Chance) -> Config:
@@ -240,33 +242,33 @@ def ernie_moe(chance: Chance) -> Config:
 
 
 FAMILIES: Families = {
-    "youtu": ("youtu", youtu),
-    "qwen3_moe": ("qwen3_moe", qwen3_moe),
-    "mellum": ("mellum", mellum),
-    "hy_v3": ("hy_v3", hy_v3),
-    "mimo_v2_flash": ("mimo_v2_flash", mimo_v2),
-    "hunyuan_v1_moe": ("hunyuan_v1_moe", hunyuan_moe),
-    "cohere2_moe": ("cohere2_moe", cohere2_moe),
-    "granitemoe_swa": ("granitemoe_swa", granite_moe_swa),
-    "qwen2_moe": ("qwen2_moe", qwen2_moe),
-    "gpt_oss": ("gpt_oss", gpt_oss),
-    "glm4_moe": ("glm4_moe", glm4_moe),
-    "solar_open": ("solar_open", solar_open),
-    "dots1": ("dots1", dots1),
-    "exaone_moe": ("exaone_moe", exaone_moe),
-    "afmoe": ("afmoe", afmoe),
-    "axk1": ("axk1", axk1),
-    "deepseek_v2": ("deepseek_v2", deepseek_v2),
-    "deepseek_v3": ("deepseek_v3", deepseek_v3),
-    "glm4_moe_lite": ("glm4_moe_lite", glm4_moe_lite),
-    "mistral4": ("mistral3", mistral4),
-    "granitemoe": ("granitemoe", granite_moe),
-    "granitemoeshared": ("granitemoeshared", granite_moe_shared),
-    "llama4_text": ("llama4_text", llama4),
-    "phimoe": ("phimoe", phimoe),
-    "minimax_m2": ("minimax_m2", minimax_m2),
-    "gemma4_moe": ("gemma4_text", gemma4_moe),
-    "olmoe": ("olmoe", olmoe),
-    "flex_olmo": ("flex_olmo", olmoe),
-    "ernie4_5_moe": ("ernie4_5_moe", ernie_moe),
+    "youtu": youtu,
+    "qwen3_moe": qwen3_moe,
+    "mellum": mellum,
+    "hy_v3": hy_v3,
+    "mimo_v2_flash": mimo_v2,
+    "hunyuan_v1_moe": hunyuan_moe,
+    "cohere2_moe": cohere2_moe,
+    "granitemoe_swa": granite_moe_swa,
+    "qwen2_moe": qwen2_moe,
+    "gpt_oss": gpt_oss,
+    "glm4_moe": glm4_moe,
+    "solar_open": solar_open,
+    "dots1": dots1,
+    "exaone_moe": exaone_moe,
+    "afmoe": afmoe,
+    "axk1": axk1,
+    "deepseek_v2": deepseek_v2,
+    "deepseek_v3": deepseek_v3,
+    "glm4_moe_lite": glm4_moe_lite,
+    "mistral4": mistral4,
+    "granitemoe": granite_moe,
+    "granitemoeshared": granite_moe_shared,
+    "llama4_text": llama4,
+    "phimoe": phimoe,
+    "minimax_m2": minimax_m2,
+    "gemma4_moe": gemma4_moe,
+    "olmoe": olmoe,
+    "flex_olmo": olmoe,
+    "ernie4_5_moe": ernie_moe,
 }

@@ -134,15 +134,15 @@ def lfm2_moe(chance: Chance) -> Config:
 
 
 FAMILIES: Families = {
-    "qwen3_next": ("qwen3_next", qwen3_next),
-    "qwen3_5_text": ("qwen3_5_text", qwen3_5),
-    "qwen3_5_moe_text": ("qwen3_5_moe_text", qwen3_5_moe),
-    "qwen3_5": ("qwen3_5", qwen3_5_wrapped),
-    "olmo_hybrid": ("olmo_hybrid", olmo_hybrid),
-    "granitemoehybrid": ("granitemoehybrid", granite_hybrid),
-    "nemotron_h": ("nemotron_h", nemotron_h),
-    "bamba": ("bamba", bamba),
-    "falcon_h1": ("falcon_h1", falcon_h1),
-    "lfm2": ("lfm2", lfm2),
-    "lfm2_moe": ("lfm2_moe", lfm2_moe),
+    "qwen3_next": qwen3_next,
+    "qwen3_5_text": qwen3_5,
+    "qwen3_5_moe_text": qwen3_5_moe,
+    "qwen3_5": qwen3_5_wrapped,
+    "olmo_hybrid": olmo_hybrid,
+    "granitemoehybrid": granite_hybrid,
+    "nemotron_h": nemotron_h,
+    "bamba": bamba,
+    "falcon_h1": falcon_h1,
+    "lfm2": lfm2,
+    "lfm2_moe": lfm2_moe,
 }

@@ -76,10 +76,10 @@ def gemma4_unified_wrapped(chance: Chance) -> Config:
 
 
 FAMILIES: Families = {
-    "llama4": ("llama4", llama4_wrapped),
-    "gemma3": ("gemma3", gemma3_wrapped),
-    "mistral3": ("mistral3", mistral3_wrapped),
-    "exaone4_5": ("exaone4_5", exaone4_5_wrapped),
-    "gemma4_unified": ("gemma4_unified", gemma4_unified_wrapped),
-    "qwen_vl": ("of its own", qwen_vl_wrapped),
+    "llama4": llama4_wrapped,
+    "gemma3": gemma3_wrapped,
+    "mistral3": mistral3_wrapped,
+    "exaone4_5": exaone4_5_wrapped,
+    "gemma4_unified": gemma4_unified_wrapped,
+    "qwen_vl": qwen_vl_wrapped,
 }
