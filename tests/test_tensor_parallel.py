@@ -43,8 +43,8 @@ HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size"
 
 SPLIT = ("qwen3_moe_plain", "qwen2_moe", "gpt_oss", "glm4_moe", "llama4", "gemma4_moe", "deepseek_v3", "qwen3_5")
 """Of every way in which layers are split a variant: experts whose number no device divides, shared ones, with biases, beside
-dense layers, in chunks, beside a dense product, with latents, and recurrent states. They are tried on four devices: the goldens are
-on two. The others are exhaustive."""
+dense layers, in chunks, beside a dense product, with latents, and recurrent states. Thorough runs try them on four devices; two,
+and the others, are exhaustive."""
 
 
 @pytest.fixture
@@ -58,10 +58,14 @@ def two() -> DeviceMesh:
     [
         pytest.param("qwen2", "none", ["2", "4", "8"], marks=pytest.mark.thorough),
         *(
-            pytest.param(variant, "none", ["4"], marks=pytest.mark.thorough)
-            if variant in SPLIT
-            else pytest.param(variant, "none", ["2", "4"], marks=pytest.mark.exhaustive)
+            pytest.param(
+                variant,
+                "none",
+                [number],
+                marks=pytest.mark.thorough if number == "4" and variant in SPLIT else pytest.mark.exhaustive,
+            )
             for variant in (*MOE_VARIANTS, "qwen3_5")
+            for number in ("2", "4")
         ),
         pytest.param("mixtral", "int4", ["2"], marks=pytest.mark.thorough),
         pytest.param("qwen3_moe", "int4", ["2"], marks=pytest.mark.thorough),
