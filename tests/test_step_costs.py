@@ -1,6 +1,7 @@
 """StepCosts: what is learned of the seconds of steps, and what is believed of sizes that were not used."""
 
 import itertools
+import statistics
 
 import pytest
 from hypothesis import given
@@ -165,6 +166,21 @@ def test_costs_grow_with_tokens_and_never_faster(steps, limit):
         assert 0 < cost <= more * (1 + 1e-9) and more / larger <= cost / size * (1 + 1e-9)
     most = costs.most_tokens(limit)
     assert most == max((size for size, cost in known if cost <= limit), default=0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(SIZES), st.floats(1e-6, 1e3)), min_size=1))
+def test_a_trusted_size_costs_what_its_steps_took(steps):
+    """To the last bit, and whether or not the other sizes have been asked for: a step of it fits what it costs."""
+    num_tokens, _ = steps[-1]
+    costs, asked = build_costs([*steps, *[steps[-1]] * 3]), build_costs(steps)
+    for _ in range(3):
+        asked.learn(*steps[-1])
+        asked.most_tokens(1.0)
+
+    assert costs.seconds(num_tokens) == asked.seconds(num_tokens) == statistics.median_low(
+        [seconds for size, seconds in [*steps, *[steps[-1]] * 3] if size == num_tokens][-REMEMBERED:]
+    )
+    assert costs.most_tokens(costs.seconds(num_tokens)) >= num_tokens
 
 
 def test_sizes_end_with_the_most():

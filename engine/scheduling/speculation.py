@@ -17,14 +17,12 @@ and a step in which all rows rest, or for whose drafts there is no room, is plan
 speculation.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Container
 from collections.abc import Sequence as ListOf
-from itertools import islice
+from itertools import accumulate
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from engine.scheduling.rows.draft_rest import LONGEST_REST, REST_SECONDS
 from engine.scheduling.sequence import Sequence
@@ -105,10 +103,10 @@ class Speculation:
             owners += [sequence] * count
             places += [0] * count if sequence.expected_drafts else range(1, count + 1)
             chances += self._chances(sequence, count)
-        order = np.argsort(-np.array(chances), kind="stable")[:room]
-        worth = self._worth(len(sequences), np.array(chances)[order], np.array(places)[order])
+        order = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)[:room]
+        worth = self._worth(len(sequences), [chances[index] for index in order], [places[index] for index in order])
         granted: dict[Sequence, int] = {}
-        for index in islice(order.tolist(), worth):
+        for index in order[:worth]:
             granted[owners[index]] = granted.get(owners[index], 0) + 1
         return granted
 
@@ -184,17 +182,21 @@ class Speculation:
             most = min(most, self._draft_context - sequence.num_computed_tokens)
         return min(most, left - sequence.num_computed_tokens - 1, in_flight - sequence.num_in_flight - 1)
 
-    def _worth(self, num_rows: int, chances: NDArray[np.float64], places: NDArray[np.int64]) -> int:
+    def _worth(self, num_rows: int, chances: ListOf[float], places: ListOf[int]) -> int:
         """How many of drafts of these chances, the likeliest first, make the most of a step.
 
         ``places`` are counted from 1, the first draft of a row; 0 is one that a constraint forces.
         """
-        deepest, counts = [0, *np.maximum.accumulate(places).tolist()], self._counts(num_rows, len(chances))
-        seconds = [self._seconds(num_rows + count, self.passes(deepest[count])) for count in counts]
-        if not all(seconds):  # nobody knows, or the clock has seen none pass
-            return len(chances)
-        tokens = num_rows + np.concatenate([[0.0], np.cumsum(chances)])[counts]
-        return counts[int(np.argmin(np.array(seconds, float) / tokens))]
+        tokens = list(accumulate(chances, initial=float(num_rows)))
+        deepest = list(accumulate(places, max, initial=0)) if self.has_model else [0] * len(tokens)
+        best, least = 0, math.inf
+        for count in self._counts(num_rows, len(chances)):
+            seconds = self._seconds(num_rows + count, deepest[count])
+            if not seconds:  # nobody knows, or the clock has seen none pass
+                return len(chances)
+            if seconds < least * tokens[count]:
+                best, least = count, seconds / tokens[count]
+        return best
 
     def _chances(self, sequence: Sequence, count: int) -> list[float]:
         """Of each of so many drafts, that there is one and it is right."""

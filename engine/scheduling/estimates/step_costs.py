@@ -74,6 +74,8 @@ class StepCosts:
         self._seconds.setdefault(size, deque(maxlen=REMEMBERED)).append(seconds)
         self._medians[size] = median_low(self._seconds[size])
         self._known, self._believed = [], {}
+        if len(self._seconds[size]) >= TRUSTED:
+            self._believed[size] = self._medians[size]  # no other size is believed more: no table for it alone
 
     def seconds(self, num_tokens: int, passes: int = 0) -> float | None:
         """What a step of so many tokens and passes costs; None if nobody knows: of more tokens than
@@ -156,10 +158,13 @@ def sizes_up_to(most: int) -> list[int]:
 
 
 def _on_line(known: list[tuple[int, float]], size: int) -> float:
-    """The cost of a size on the line of two that are known, or of one and nothing at all."""
+    """The cost of a size: its own, or on the line of two that are known, or of one and nothing at all."""
+    place = bisect_left(known, (size,))
+    if place < len(known) and known[place][0] == size:
+        return known[place][1]
     if len(known) == 1:
         ((only, cost),) = known
         return cost * size / only
-    index = min(max(bisect_left(known, (size,)) - 1, 0), len(known) - 2)
+    index = min(max(place - 1, 0), len(known) - 2)
     (low, least), (high, most) = known[index : index + 2]
     return least + (most - least) * (size - low) / (high - low)
