@@ -94,7 +94,9 @@ class Preempter:
 
     def victims(self, sequence: Sequence) -> list[Sequence]:
         """All that yield to this one, one after the other, as long as it has not started."""
-        found = [one for one in self._running if self._yields(one, sequence)]
+        found: list[Sequence] = []
+        if self._running and self._running.highest_priority - sequence.params.priority >= self._threshold:
+            found = [one for one in self._running if self._yields(one, sequence)]
         if self._fair:
             found += self._running.over_their_share(sequence.client, sequence.params.priority, list(found))
         return found
