@@ -12,6 +12,7 @@ from engine.sampling import cpu_sampler, sampler
 from engine.sampling.logit_floors import MASKED_OUT
 from engine.sampling.row_blocks import BLOCK, in_blocks, top
 from engine.sampling.sampler import SamplingRows
+from engine.sampling.sampler_inputs import SamplerInputs, pack_inputs
 from engine.sampling.truncation import TOP
 from engine.vocabulary import WHOLE
 
@@ -21,6 +22,15 @@ KEY = jax.random.key(0)
 greedy = jax.jit(sampler.greedy)
 weigh = jax.jit(lambda logits, rows: sampler.cuts_of(logits, jnp.max(logits, axis=-1), rows).weigh(logits))
 choose = jax.jit(jax.vmap(sampler.choose, in_axes=(None, 1)))
+
+
+def sample_by_kernel(logits, rows, key):
+    """``cpu_sampler.sample`` of rows that sample, each in a slot of its own."""
+    slots = jnp.arange(len(logits), dtype=jnp.int32)
+    columns = [rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, jnp.zeros_like(slots)]
+    parameters = jnp.stack([jax.lax.bitcast_convert_type(column, jnp.int32) for column in columns])
+    packed = pack_inputs(slots, jnp.ones_like(slots), jnp.zeros_like(slots), rows.positions, parameters)
+    return cpu_sampler.sample(logits, SamplerInputs.unpack(packed, len(logits) + 1), key)
 
 
 def prepare_kernel():
@@ -33,12 +43,12 @@ def prepare_kernel():
     scope="module",
     params=[
         pytest.param(sampler.sample, id="XLA", marks=pytest.mark.thorough),
-        pytest.param(cpu_sampler.sample, id="kernel"),
+        pytest.param(sample_by_kernel, id="kernel"),
     ],
 )
 def sample(request):
     """The sampler of XLA's operations, and the CPU's own, of which a test below shows that it draws the same."""
-    if request.param is cpu_sampler.sample:
+    if request.param is sample_by_kernel:
         prepare_kernel()
     return jax.jit(request.param)
 
@@ -359,6 +369,6 @@ def test_the_kernel_draws_what_xla_draws(vocab):
     }
     rows = build_rows(count, **{name: random.choice(values, count) for name, values in choices.items()})
 
-    drawn = jax.jit(cpu_sampler.sample)(logits, rows, KEY)
+    drawn = jax.jit(sample_by_kernel)(logits, rows, KEY)
 
     assert drawn.tolist() == jax.jit(sampler.sample)(logits, rows, KEY).tolist()

@@ -17,6 +17,7 @@ from engine.sampling.logit_bias import ANY, MAX_BANS, MAX_HIDDEN, NONE, RECENT, 
 from engine.sampling.logit_floors import MASKED_OUT, NOT_ALLOWED, REMOVED
 from engine.sampling.operations import XLA_SAMPLING
 from engine.sampling.penalties import Penalties
+from engine.sampling.sampler import NO_TOKEN
 from engine.sampling.sampler_inputs import PARAMETERS, SamplerInputs, pack_inputs
 from engine.sampling.token_masks import mask_words
 from engine.speculation.history import own_width
@@ -43,7 +44,7 @@ def in_turn(change, logits, state, packed, fed):
 
 
 KEY = jax.random.key(3)
-BIAS, PENALTIES, MASK, WRITE, DRAW = (
+BIAS, PENALTIES, MASK, WRITE, DRAW, SAMPLE = (
     [jax.jit(made(getattr(each, name))) for each in (XLA_SAMPLING, CPU_SAMPLING)]
     for name, made in (
         ("apply_bias", lambda change: partial(in_turn, change)),
@@ -54,6 +55,7 @@ BIAS, PENALTIES, MASK, WRITE, DRAW = (
             "draw",
             lambda draw: lambda logits, packed, fed: draw(logits, SamplerInputs.unpack(packed, SLOTS + 1), fed, KEY),
         ),
+        ("sample", lambda sample: lambda logits, packed: sample(logits, SamplerInputs.unpack(packed, SLOTS + 1), KEY)),
     )
 )
 
@@ -199,14 +201,25 @@ def test_masks_are_xla_s(seed, vocab):
 
 @given(seed=SEEDS)
 def test_tokens_are_xla_s(seed):
-    """And stay in the slots of rows that sample: 0 where a row's logits are a fault."""
+    """And stay in the slots of rows that sample: 0 where a row's logits are a fault. Others have no token."""
     rng = np.random.default_rng(seed)
     logits, (packed, fed) = logits_of(rng), steps(rng, "one token")
 
     (right, right_last), (found, found_last) = (draw(logits, packed, fed) for draw in DRAW)
 
-    np.testing.assert_array_equal(found, right)
+    np.testing.assert_array_equal(found, np.where(packed[1] > 0, right, NO_TOKEN))
     np.testing.assert_array_equal(found_last[:DUMP], right_last[:DUMP])
+
+
+@given(seed=SEEDS, kind=st.sampled_from(KINDS))
+def test_tokens_that_are_not_kept_are_the_same(seed, kind):
+    """What is drawn to be verified, and by a draft model."""
+    rng = np.random.default_rng(seed)
+    logits, (packed, _) = logits_of(rng), steps(rng, kind)
+
+    right, found = (sample(logits, packed) for sample in SAMPLE)
+
+    np.testing.assert_array_equal(found, np.where(packed[1] > 0, right, NO_TOKEN))
 
 
 @pytest.mark.parametrize("state", [bias_state, penalty_state])

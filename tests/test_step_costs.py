@@ -177,8 +177,12 @@ def test_a_trusted_size_costs_what_its_steps_took(steps):
         asked.learn(*steps[-1])
         asked.most_tokens(1.0)
 
-    assert costs.seconds(num_tokens) == asked.seconds(num_tokens) == statistics.median_low(
-        [seconds for size, seconds in [*steps, *[steps[-1]] * 3] if size == num_tokens][-REMEMBERED:]
+    assert (
+        costs.seconds(num_tokens)
+        == asked.seconds(num_tokens)
+        == statistics.median_low(
+            [seconds for size, seconds in [*steps, *[steps[-1]] * 3] if size == num_tokens][-REMEMBERED:]
+        )
     )
     assert costs.most_tokens(costs.seconds(num_tokens)) >= num_tokens
 

@@ -18,7 +18,6 @@ from engine.sampling.logprobs import num_columns
 from engine.sampling.needs import Need
 from engine.sampling.operations import Fed, SamplingOperations, State
 from engine.sampling.penalties import Penalties
-from engine.sampling.sampler import SamplingRows
 from engine.sampling.sampler_inputs import SamplerInputs
 from engine.speculation.history import History
 from engine.vocabulary import WHOLE, Vocabulary
@@ -31,15 +30,15 @@ def prepare() -> None:
         register(load(DRAW), f"odriver_{name}")
 
 
-def sample(logits: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary = WHOLE) -> Array:
-    """As ``sampler.sample``, on one device: the same random numbers, and so the same tokens.
+def sample(logits: Array, inputs: SamplerInputs, key: Array, vocabulary: Vocabulary = WHOLE) -> Array:
+    """As ``operations.sample``, on one device, for rows that sample: the same random numbers, and so the
+    same tokens. Others have NO_TOKEN.
 
     Sums are rounded otherwise: a number within 1e-6 of where two tokens meet may give the other.
     """
     assert vocabulary.axis is None
     call = jax.ffi.ffi_call("odriver_sample", jax.ShapeDtypeStruct((logits.shape[0],), np.int32))
-    parameters = rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, rows.positions
-    token_ids: Array = call(logits, *parameters, jax.random.key_data(key))
+    token_ids: Array = call(logits, inputs.packed, jax.random.key_data(key))
     return token_ids
 
 

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from engine.sampling import logit_bias, penalties
+from engine.sampling import logit_bias, penalties, sampler
 from engine.sampling.logit_bias import LogitBias
 from engine.sampling.logprobs import compute_logprobs
 from engine.sampling.needs import Need
 from engine.sampling.new_tokens import NewTokens, last_sampled
 from engine.sampling.penalties import Penalties
-from engine.sampling.sampler import SamplingRows, sample
+from engine.sampling.sampler import SamplingRows
 from engine.sampling.sampler_inputs import SamplerInputs
 from engine.sampling.token_masks import mask_logits
 from engine.speculation.history import History
@@ -27,16 +27,10 @@ State = TypeVar("State", LogitBias, Penalties)
 
 
 class Sampler(Protocol):
-    """``sampler.sample``, or what a backend has in its place."""
+    """``sample``, or what a backend has in its place."""
 
-    def __call__(
-        self,
-        logits: Array,
-        rows: SamplingRows,
-        key: Array,
-        vocabulary: Vocabulary = WHOLE,
-    ) -> Array:
-        """See ``sampler.sample``."""
+    def __call__(self, logits: Array, inputs: SamplerInputs, key: Array, vocabulary: Vocabulary = WHOLE) -> Array:
+        """See ``sample``."""
 
 
 class Draw(Protocol):
@@ -84,11 +78,16 @@ class WriteSlot(Protocol):
         """See ``write_slot``."""
 
 
+def sample(logits: Array, inputs: SamplerInputs, key: Array, vocabulary: Vocabulary = WHOLE) -> Array:
+    """``sampler.sample`` for the rows of a step, i32[rows]."""
+    return sampler.sample(logits, inputs.rows, key, vocabulary)
+
+
 def draw(
     logits: Array, inputs: SamplerInputs, last_token: Array, key: Array, vocabulary: Vocabulary = WHOLE
 ) -> tuple[Array, Array]:
-    """``sampler.sample`` for the rows of a step, and the token that each slot sampled last, i32[slots]."""
-    token_ids = sample(logits, inputs.rows, key, vocabulary)
+    """``sample``, and the token that each slot sampled last, i32[slots]."""
+    token_ids = sample(logits, inputs, key, vocabulary)
     return token_ids, kept(token_ids, inputs, last_token)
 
 

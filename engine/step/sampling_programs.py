@@ -131,7 +131,7 @@ class SamplingPrograms:
             inputs, vocabulary = SamplerInputs.unpack(sampling, self._num_slots), self._vocabulary
             if isinstance(fed, History):
                 assert self._drafter is not None
-                sample = partial(self._operations.sample, rows=inputs.rows, key=key) if draws else greedy
+                sample = partial(self._operations.sample, inputs=inputs, key=key) if draws else greedy
                 return self._verify(sample(logits, vocabulary=vocabulary), inputs, fed, self._drafter)
             if draws:
                 return self._operations.draw(logits, inputs, fed, key, vocabulary)

@@ -146,35 +146,28 @@ int32_t draw(const Row& row, const Parameters& parameters, Key key) {
   return block * kBlock + choose(weights, kBlock, uniform(key, 1));
 }
 
-// What rows ask for, each an array by row.
-struct Asked {
-  const float* temperature;
-  const int32_t* top_k;
-  const float *top_p, *min_p;
-  const uint32_t* seeds;
-  const int32_t* positions;
-};
-
-void draw_rows(const Buffer& logits, const Asked& asked, const Buffer& keys, int32_t* tokens) {
-  const int64_t size = logits.dim(1);
+// A token of each row that samples, kNoToken of others. `inputs` s32[fields, rows] as in step_rows.h.
+void draw_rows(const Buffer& logits, const Buffer& inputs, const Buffer& keys, int32_t* tokens) {
+  const int64_t rows = logits.dim(0), size = logits.dim(1);
   const Key key{static_cast<const uint32_t*>(keys.data())[0], static_cast<const uint32_t*>(keys.data())[1]};
-  parallel_for(logits.dim(0), [&](int64_t at) {
-    const Parameters parameters{asked.temperature[at], asked.top_k[at], asked.top_p[at], asked.min_p[at]};
+  const auto field = [&](Field number, int64_t row) { return inputs.ints()[number * rows + row]; };
+  const auto number = [&](Field number, int64_t row) { return inputs.floats()[number * rows + row]; };
+  parallel_for(rows, [&](int64_t at) {
+    tokens[at] = kNoToken;
+    if (field(kSamples, at) <= 0) return;
+    const Parameters parameters{number(kTemperature, at), field(kTopK, at), number(kTopP, at), number(kMinP, at)};
     static thread_local std::vector<float> maxima;
     Row row{logits.floats() + at * size, size, 0, parameters.temperature, maxima};
     tokens[at] = find_best(row);
     if (tokens[at] == kNoToken || parameters.temperature < FLT_MIN) return;  // that is greedy
-    const Key of_seed = hash(key, 0, asked.seeds[at]);
-    tokens[at] = draw(row, parameters, hash(of_seed, 0, asked.positions[at]));
+    const Key of_seed = hash(key, 0, field(kSeeds, at));
+    tokens[at] = draw(row, parameters, hash(of_seed, 0, field(kPositions, at)));
   });
 }
 
-// (logits f32[rows, vocab], temperature f32[rows], top_k s32[rows], top_p f32[rows], min_p f32[rows], seeds u32[rows],
-// positions s32[rows], key u32[2]) -> tokens s32[rows]
+// (logits f32[rows, vocab], inputs s32[fields, rows], key u32[2]) -> tokens s32[rows]
 const char* sample(const Call& call) {
-  const Asked asked{call.arg(1).floats(), call.arg(2).ints(), call.arg(3).floats(), call.arg(4).floats(),
-                    static_cast<const uint32_t*>(call.arg(5).data()), call.arg(6).ints()};
-  draw_rows(call.arg(0), asked, call.arg(7), static_cast<int32_t*>(call.result(0).data()));
+  draw_rows(call.arg(0), call.arg(1), call.arg(2), static_cast<int32_t*>(call.result(0).data()));
   return nullptr;
 }
 
@@ -184,14 +177,11 @@ const char* draw_step(const Call& call) {
   const Buffer inputs = call.arg(1);
   int32_t *tokens = static_cast<int32_t*>(call.result(0).data()), *last = static_cast<int32_t*>(call.result(1).data());
   if (last != call.arg(2).data()) return "XLA has copied the last tokens";
+  draw_rows(call.arg(0), inputs, call.arg(3), tokens);
   const int64_t rows = inputs.dim(1);
-  const auto field = [&](Field number) { return inputs.ints() + number * rows; };
-  const auto numbers = [&](Field number) { return inputs.floats() + number * rows; };
-  const Asked asked{numbers(kTemperature), field(kTopK), numbers(kTopP), numbers(kMinP),
-                    reinterpret_cast<const uint32_t*>(field(kSeeds)), field(kPositions)};
-  draw_rows(call.arg(0), asked, call.arg(3), tokens);
+  const int32_t *slots = inputs.ints() + kSlots * rows, *samples = inputs.ints() + kSamples * rows;
   for (int64_t row = 0; row < rows; ++row)
-    if (field(kSamples)[row] > 0) last[field(kSlots)[row]] = std::max(tokens[row], 0);
+    if (samples[row] > 0) last[slots[row]] = std::max(tokens[row], 0);
   return nullptr;
 }
 

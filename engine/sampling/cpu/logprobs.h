@@ -35,13 +35,13 @@ inline std::vector<Likely> likeliest(const Row& row, int64_t count) {
 }
 
 // The bits of a token's log-probability, its rank, then ids and the bits of the likeliest. All are NaN, or 0, where some logit
-// is not finite.
+// is not finite, and where a row has no token: it doesn't sample, or stands behind a draft that was wrong.
 inline void write_logprobs(Row& row, int64_t token, int64_t count, int32_t* to) {
   constexpr int32_t nan = 0x7fc00000;
   std::fill(to, to + 2 + 2 * count, 0);
   to[0] = nan;
   std::fill_n(to + 2 + count, count, nan);
-  if (find_best(row) == kNoToken) return;
+  if (token < 0 || find_best(row) == kNoToken) return;
   double total = 0;
   float weights[kBlock];
   for (int64_t block = 0; block < row.blocks(); ++block) total += row.weights(block, -INFINITY, weights);
@@ -67,7 +67,7 @@ inline const char* logprobs(const Call& call) {
   parallel_for(logits.dim(0), [&](int64_t at) {
     static thread_local std::vector<float> maxima;
     Row row{logits.floats() + at * size, size, 0, 1, maxima};
-    const int64_t token = std::clamp<int64_t>(tokens.ints()[at], 0, size - 1);  // kNoToken is none
+    const int64_t token = std::min<int64_t>(tokens.ints()[at], size - 1);
     write_logprobs(row, token, columns / 2 - 1, static_cast<int32_t*>(out.data()) + at * columns);
   });
   return nullptr;

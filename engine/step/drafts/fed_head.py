@@ -74,7 +74,7 @@ class FedHead(Generic[Head]):
         logits = head.logits(hidden, self._shared(weights))
         return self._sampling.choose(
             inputs.rows,
-            lambda: self._sampling.sample(head.over_vocabulary(logits, hidden), inputs.rows, key, vocabulary),
+            lambda: self._sampling.sample(head.over_vocabulary(logits, hidden), inputs, key, vocabulary),
             lambda: head.token_ids(greedy(logits, vocabulary)),
         )
 

@@ -78,7 +78,7 @@ class ModelPass:
         logits, vocabulary = self._decoder(weights).logits(hidden), Vocabulary(self._axis)
         return self._sampling.choose(
             inputs.rows,
-            lambda: self._sampling.sample(logits, inputs.rows, key, vocabulary),
+            lambda: self._sampling.sample(logits, inputs, key, vocabulary),
             lambda: greedy(logits, vocabulary),
         )
 
