@@ -1,5 +1,6 @@
 """The norms of decoders."""
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -38,3 +39,26 @@ class RMSNorm(nnx.Module):
             return rows.normed(x, scale, self.eps, centered=self.centered)
         normed = rows.normed(x.astype(jnp.float32), scale, self.eps, centered=self.centered)
         return (normed + self.bias[...].reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
+
+
+class JointNorm(nnx.Module):
+    """RMSNorm of all query heads together, and one of all key heads (OLMo 2)."""
+
+    def __init__(
+        self, name: str, axes: Axes, eps: float, rule: TensorRule, make: ParameterFactory, kv_replicas: int
+    ) -> None:
+        self.scale = make.scale(f"{name}.scale", axes, rule, kv_replicas=kv_replicas)
+        self.eps, self.axis = eps, make.axis
+
+    def __call__(self, q: Array, k: Array) -> tuple[Array, Array]:
+        """q f[..., kv_heads, group, head_dim] and k f[..., kv_heads, head_dim], each like itself."""
+        scale = self.scale[...]
+        return self._normed(q, scale[:, :-1]), self._normed(k, scale[:, -1])
+
+    def _normed(self, x: Array, scale: Array) -> Array:
+        wide = x.astype(jnp.float32)
+        mean = jnp.mean(jnp.square(wide), axis=tuple(range(-scale.ndim, 0)), keepdims=True)
+        if self.axis is not None:
+            mean = jax.lax.pmean(mean, self.axis)
+        wide = wide * jax.lax.rsqrt(mean + self.eps)
+        return (wide * scale.reshape((1,) * (x.ndim - scale.ndim) + scale.shape)).astype(x.dtype)

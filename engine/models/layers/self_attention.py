@@ -10,7 +10,7 @@ from jax import Array
 
 from caching.attention.spec import AttentionInputs, AttentionSpec
 from engine.models.layers.mixer import Cached, KeysAndValues, OfLayer, OfModel
-from engine.models.layers.norm import RMSNorm
+from engine.models.layers.norm import JointNorm, RMSNorm
 from engine.models.layers.row_operations import norm_factor
 from engine.models.linear import linear
 from engine.models.partition import Partition
@@ -238,7 +238,8 @@ class QKVNorms(nnx.Module):
         self.q, self.k = norm("q", {"heads": spec.num_heads}, 1), norm("k", {"kv_heads": kv_heads}, replicas)
         self.behind_rope = spec.norms_behind_rope
         every = {"kv_heads": kv_heads, "group": spec.num_heads // kv_heads + 1, **head}
-        self.joint = JointNorm("attention.qk_norm", every, eps, make, replicas) if spec.joint_qk_norm else None
+        rule = _norm_rule("q", "k")
+        self.joint = JointNorm("attention.qk_norm", every, eps, rule, make, replicas) if spec.joint_qk_norm else None
         self.qk_eps, self.v_eps = eps if spec.unit_qk_norm else None, eps if spec.value_norm else None
 
     @property
@@ -262,27 +263,6 @@ class QKVNorms(nnx.Module):
         if self.v_eps is not None and v is not None:
             v = _of_unit_length(v, self.v_eps)
         return q, k, v
-
-
-class JointNorm(nnx.Module):
-    """RMSNorm of all query heads together, and one of all key heads (OLMo 2)."""
-
-    def __init__(self, name: str, axes: Axes, eps: float, make: ParameterFactory, kv_replicas: int) -> None:
-        self.scale = make.scale(f"{name}.scale", axes, _norm_rule("q", "k"), kv_replicas=kv_replicas)
-        self.eps, self.axis = eps, make.axis
-
-    def __call__(self, q: Array, k: Array) -> tuple[Array, Array]:
-        """q f[..., kv_heads, group, head_dim] and k f[..., kv_heads, head_dim], each like itself."""
-        scale = self.scale[...]
-        return self._normed(q, scale[:, :-1]), self._normed(k, scale[:, -1])
-
-    def _normed(self, x: Array, scale: Array) -> Array:
-        wide = x.astype(jnp.float32)
-        mean = jnp.mean(jnp.square(wide), axis=tuple(range(-scale.ndim, 0)), keepdims=True)
-        if self.axis is not None:
-            mean = jax.lax.pmean(mean, self.axis)
-        wide = wide * jax.lax.rsqrt(mean + self.eps)
-        return (wide * scale.reshape((1,) * (x.ndim - scale.ndim) + scale.shape)).astype(x.dtype)
 
 
 def _of_unit_length(x: Array, eps: float) -> Array:
