@@ -6,7 +6,7 @@ import msgspec
 
 from engine.models.family import Family, Fields, check_types, decoder_spec, uniform_rope, with_mixers
 from engine.models.layers.short_convolution import ShortConvolutionSpec
-from engine.models.requirements import Count, Positive, require
+from engine.models.requirements import Count, Positive
 from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import LAYER, tensors
 
@@ -16,6 +16,8 @@ TENSORS = {
     "norm.scale": tensors("model.embedding_norm.weight"),
     "attention_norm.scale": tensors(f"{LAYER}operator_norm.weight"),
     "mlp_norm.scale": tensors(f"{LAYER}ffn_norm.weight"),
+}
+ATTENTION_TENSORS = {
     "attention.q_norm.scale": tensors(f"{LAYER}self_attn.q_layernorm.weight"),
     "attention.k_norm.scale": tensors(f"{LAYER}self_attn.k_layernorm.weight"),
     "attention.o_kernel": tensors(f"{LAYER}self_attn.out_proj.weight"),
@@ -43,11 +45,21 @@ class ShortConvolutionFields(Fields):
     norm_eps: Positive = 1e-5
     taps: Count = msgspec.field(default=3, name="conv_L_cache")
     conv_bias: bool = False
+
+    @property
+    def convolution(self) -> ShortConvolutionSpec:
+        """Their mixer. Raises UnsupportedError."""
+        return ShortConvolutionSpec(self.hidden_size, self.taps, self.conv_bias)
+
+
+class TiedFields(ShortConvolutionFields):
+    """Those of LFM2, dense and with experts."""
+
     tie_embedding: bool | None = None
     """An older name of ``tie_word_embeddings``, which goes before it."""
 
 
-class Lfm2Fields(ShortConvolutionFields):
+class Lfm2Fields(TiedFields):
     """The family's own keys."""
 
     block_ff_dim: Count | None = None
@@ -78,18 +90,21 @@ class Lfm2Fields(ShortConvolutionFields):
         return ["full_attention" if layer in full else "conv" for layer in layers]
 
 
-def convolution_model(fields: ShortConvolutionFields, types: Sequence[str], columns: int) -> ModelSpec:
+def convolution_layers(types: Sequence[str]) -> list[int]:
+    """The layers of that type."""
+    return [layer for layer, kind in enumerate(types) if kind == "conv"]
+
+
+def convolution_model(fields: TiedFields, types: Sequence[str], columns: int) -> ModelSpec:
     """Attention with norms of queries and keys, convolutions in the layers of that type."""
-    layers, taps = fields.num_hidden_layers, fields.taps
+    layers = fields.num_hidden_layers
     check_types(types, TYPES, layers)
-    require(taps > 1, "conv_L_cache 1 is not supported")
     tied = fields.tie_word_embeddings if fields.tie_embedding is None else fields.tie_embedding
     plain = msgspec.structs.replace(
         fields, layer_types=None, intermediate_size=columns, rms_norm_eps=fields.norm_eps, tie_word_embeddings=tied
     )
     model = decoder_spec(plain, qk_norm=True, ropes=[uniform_rope(plain)] * layers)
-    convolution = ShortConvolutionSpec(fields.hidden_size, taps, fields.conv_bias)
-    return with_mixers(model, convolution, [layer for layer, kind in enumerate(types) if kind == "conv"])
+    return with_mixers(model, fields.convolution, convolution_layers(types))
 
 
 def lfm2(fields: Lfm2Fields) -> ModelSpec:
@@ -104,5 +119,5 @@ FAMILY = Family(
     fields=Lfm2Fields,
     defaults={**DEFAULTS, "hidden_size": 2560, "intermediate_size": 12288},
     fixed=FIXED,
-    tensors=TENSORS | DENSE_TENSORS,
+    tensors=TENSORS | ATTENTION_TENSORS | DENSE_TENSORS,
 )

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 from engine.models.families.lfm2 import (
+    ATTENTION_TENSORS,
     DEFAULTS,
     DENSE_TENSORS,
     FEED_FORWARD,
     FIXED,
     TENSORS,
-    ShortConvolutionFields,
+    TiedFields,
     convolution_model,
 )
 from engine.models.family import Family, with_experts
@@ -25,7 +26,7 @@ EXPERTS_TENSORS = {
 CORRECTION = {"mlp.router.correction": tensors(f"{FEED_FORWARD}expert_bias")}
 
 
-class Lfm2MoeFields(ShortConvolutionFields):
+class Lfm2MoeFields(TiedFields):
     """The family's own keys, with the defaults of transformers."""
 
     num_experts: Count = 32
@@ -63,5 +64,5 @@ FAMILY = Family(
     fields=Lfm2MoeFields,
     defaults={**DEFAULTS, "hidden_size": 2048, "intermediate_size": 7168},
     fixed=FIXED,
-    tensors=TENSORS,
+    tensors=TENSORS | ATTENTION_TENSORS,
 )

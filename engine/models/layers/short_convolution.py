@@ -1,4 +1,4 @@
-"""A gated short convolution, the mixer of most layers of LFM2 (Liquid AI 2025)."""
+"""A gated short convolution, the mixer of most layers of LFM2 and LFM3 (Liquid AI 2025)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,6 +13,7 @@ from engine.models.layers.mixer import State
 from engine.models.layers.recurrent import slots_of
 from engine.models.linear import linear
 from engine.models.partition import Partition
+from engine.models.requirements import require
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import Axes, ParameterFactory
 from engine.models.weights.parameters import LAYER, TensorRule, tensors
@@ -31,6 +32,10 @@ class ShortConvolutionSpec:
     """Of both products and of the convolution."""
     rotated: ClassVar[None] = None
     extras: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        """Raises UnsupportedError for a convolution of one token."""
+        require(self.taps > 1, f"conv_L_cache {self.taps} is not supported")
 
     @property
     def cached(self) -> State:
