@@ -14,6 +14,8 @@ from safetensors.numpy import save_file
 ATTENTION = r"self_attn\.[qkvo]_proj"
 LINEAR = rf"{ATTENTION}|mlp\.(gate|up|down)_proj"
 TABLES = {"embed_tokens": "model.embed_tokens", "lm_head": "lm_head"}
+MODULES = {"nemotron_h": ("backbone.", "model."), "lfm3": ("self_attn.gate_proj", "self_attn.g_proj")}
+"""By model_type, what checkpoints call otherwise than transformers' modules, whose names PEFT has."""
 FUSED = ("gate_up_proj", "down_proj")
 """Parameters of all experts, in the order in which PEFT wraps them: the last one is outermost."""
 
@@ -46,7 +48,7 @@ def adapted_modules(variant: str, kind: AdapterKind, **overrides: Any) -> dict[s
     config = VARIANTS[variant].config | overrides
     tensors = random_tensors(config, VARIANTS[variant].seed)
     weights = {
-        name.removesuffix(".weight").replace("backbone.", "model."): one.shape
+        name.removesuffix(".weight").replace(*MODULES.get(config["model_type"], ("", ""))): one.shape
         for name, one in tensors.items()
         if name.endswith(".weight")
     }
@@ -189,6 +191,10 @@ ADAPTERS: dict[str, dict[str, AdapterKind]] = {
     "lfm2": {
         "everything": AdapterKind(r"in_proj|[qkv]_proj|out_proj|w[123]", 16, seed=1),
         "convolution": AdapterKind(r"conv\.(in|out)_proj", 8, seed=2),
+    },
+    "lfm3": {
+        "everything": AdapterKind(r"in_proj|[qkvog]_proj|out_proj|w[123]", 16, seed=1),
+        "gates": AdapterKind(r"self_attn\.g_proj", 4, seed=2),
     },
 }
 """By variant, the adapters that goldens are made of."""

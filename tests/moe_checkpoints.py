@@ -494,7 +494,7 @@ def attention_shapes(config: Config, layer: int) -> Shapes:
         shapes["self_attn.o_proj.bias"] = (hidden,)
     if family == "hunyuan_v1_moe":
         shapes |= {f"self_attn.{name}_layernorm.weight": (head_dim,) for name in ("query", "key")}
-    if family.startswith(("qwen3_", "hy_v3", "dots1", "exaone_moe", "afmoe", "mellum", "gemma4_text")) or (
+    if family.startswith(("qwen3_", "hy_v3", "dots1", "exaone_moe", "afmoe", "mellum", "gemma4_text", "lfm3")) or (
         config.get("use_qk_norm") and family == "glm4_moe"
     ):
         shapes |= {"self_attn.q_norm.weight": (head_dim,), "self_attn.k_norm.weight": (head_dim,)}

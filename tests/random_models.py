@@ -105,7 +105,10 @@ class RandomModel:
         soft_cap = 5.0 if random.random() < 0.2 else None
         scores = AttentionSpec(head_dim**-0.5, None if chunk else window, soft_cap, chunk)
         ropes = (RopeSpec(), RopeSpec(theta=100.0, rotary_dim=head_dim // 4 * 2), NO_ROPE)
-        has_norms, gates = random.random() < 0.3, random.choice((None, None, None, "beside queries", "alone"))
+        has_norms, gates = (
+            random.random() < 0.3,
+            random.choice((None, None, None, "beside queries", "alone", "by head")),
+        )
         return SelfAttentionSpec(
             num_heads=self._kv_heads * random.choice((1, 2, 3)),
             num_kv_heads=kv_heads,
@@ -117,7 +120,8 @@ class RandomModel:
             rope=random.choice(ropes),
             sinks=random.random() < 0.2,
             gated=gates == "beside queries",
-            gate_proj=gates == "alone",
+            gate_proj=gates in ("alone", "by head"),
+            gates_by_head=gates == "by head",
             norms_behind_rope=has_norms and random.random() < 0.3,
             clip=1.0 if random.random() < 0.2 else None,
             norms_by_head=has_norms and random.random() < 0.5,
@@ -164,7 +168,7 @@ class RandomModel:
 
     def _convolution(self) -> ShortConvolutionSpec:
         random = self._random
-        return ShortConvolutionSpec(random.choice((6, 16)), random.choice((2, 3, 4)), random.random() < 0.5)
+        return ShortConvolutionSpec(random.choice((6, 16)), random.choice((2, 3, 4, 7)), random.random() < 0.5)
 
     def _feed_forward(self) -> FeedForwardSpec | None:
         random = self._random

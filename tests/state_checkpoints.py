@@ -159,6 +159,21 @@ LFM2_MOE = {
     "rope_theta": 1000.0,
 }
 
+LFM3 = {
+    "architectures": ["Lfm3ForCausalLM"],
+    "model_type": "lfm3",
+    "num_hidden_layers": 5,
+    "layer_types": ["conv", "full_attention", "conv", "sliding_attention", "conv"],
+    "head_dim": 16,
+    "pad_token_id": 0,
+    "norm_eps": 1e-4,
+    "sliding_window": 8,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
+
 STATE_VARIANTS: dict[str, tuple[int, Config]] = {
     "qwen3_next": (6, QWEN3_NEXT),
     "qwen3_5": (14, QWEN3_5),
@@ -208,6 +223,7 @@ STATE_VARIANTS: dict[str, tuple[int, Config]] = {
     "falcon_h1": (2, FALCON_H1),
     "lfm2": (1, LFM2),
     "lfm2_moe": (0, LFM2_MOE),
+    "lfm3": (0, LFM3),
 }
 """By name, a seed under which greedy paths and routes are clear-cut, and the keys beside the common sizes."""
 
@@ -228,8 +244,8 @@ def state_shapes(config: Config) -> Shapes:
     vocabulary, hidden = config["vocab_size"], config["hidden_size"]
     if config["model_type"] == "nemotron_h":
         return _nemotron(config)
-    if config["model_type"].startswith("lfm2"):
-        return _lfm2(config)
+    if config["model_type"].startswith("lfm"):
+        return _lfm(config)
     norm = "final_layernorm" if config["model_type"] in ("bamba", "falcon_h1") else "norm"
     shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden), f"model.{norm}.weight": (hidden,)}
     if not config.get("tie_word_embeddings"):
@@ -388,14 +404,17 @@ def _nemotron_part(config: Config, layer_type: str) -> Shapes:
     }
 
 
-def _lfm2(config: Config) -> Shapes:
+def _lfm(config: Config) -> Shapes:
     vocabulary, hidden = config["vocab_size"], config["hidden_size"]
     shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden), "model.embedding_norm.weight": (hidden,)}
     if not config.get("tie_embedding", config.get("tie_word_embeddings", True)):
         shapes["lm_head.weight"] = (vocabulary, hidden)
     for layer, layer_type in enumerate(config["layer_types"]):
-        of_layer = {f"{name}_norm.weight": (hidden,) for name in ("operator", "ffn")}
-        of_layer |= _short_convolution(config) if layer_type == "conv" else _normed_attention(config)
+        is_third = config["model_type"] == "lfm3"
+        norms = ("operator", "ffn", *(("post_operator", "post_ffn") if is_third else ()))
+        of_layer = {f"{name}_norm.weight": (hidden,) for name in norms}
+        attention = _gated_attention if is_third else _normed_attention
+        of_layer |= _short_convolution(config) if layer_type == "conv" else attention(config, layer)
         of_layer |= _lfm2_feed_forward(config, layer)
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
     return shapes
@@ -405,7 +424,7 @@ def _short_convolution(config: Config) -> Shapes:
     hidden = config["hidden_size"]
     shapes: Shapes = {
         "conv.in_proj.weight": (3 * hidden, hidden),
-        "conv.conv.weight": (hidden, 1, config.get("conv_L_cache", 3)),
+        "conv.conv.weight": (hidden, 1, config.get("conv_L_cache", 7 if config["model_type"] == "lfm3" else 3)),
         "conv.out_proj.weight": (hidden, hidden),
     }
     if config.get("conv_bias"):
@@ -414,7 +433,12 @@ def _short_convolution(config: Config) -> Shapes:
     return shapes
 
 
-def _normed_attention(config: Config) -> Shapes:
+def _gated_attention(config: Config, layer: int) -> Shapes:
+    gates = {"self_attn.gate_proj.weight": (config["num_attention_heads"], config["hidden_size"])}
+    return gates | {name: shape for name, shape in attention_shapes(config, layer).items() if "layernorm" not in name}
+
+
+def _normed_attention(config: Config, layer: int) -> Shapes:  # noqa: ARG001
     hidden = config["hidden_size"]
     size = hidden // config["num_attention_heads"]
     rows = {"q_proj": hidden, "k_proj": size * config["num_key_value_heads"], "out_proj": hidden}

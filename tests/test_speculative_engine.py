@@ -44,6 +44,7 @@ CASES = {
     "states of Mamba-2, a page each": ("nemotron_h", {"num_pages": 30, "page_size": 4}),
     "attention and Mamba-2 side by side": ("falcon_h1", {"num_pages": 20, "run_ahead": 2}),
     "states of short convolutions": ("lfm2", {"num_pages": 20, "run_ahead": 2}),
+    "states beside windows": ("lfm3", {"num_pages": 40, "run_ahead": 2}),
     "XLA's attention": ("llama2", {"num_pages": 14, "attention_backend": "xla"}),
     "on the host": ("llama2", {"num_pages": 14, "run_ahead": 3, "page_size": 8, "host_cache_gib": 0.01}),
     "states on the host": ("nemotron_h", {"num_pages": 20, "run_ahead": 2, "page_size": 8, "host_cache_gib": 0.01}),

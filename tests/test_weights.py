@@ -302,6 +302,17 @@ def test_olmo_hybrid_may_have_the_names_of_transformers_modules(tmp_path: Path) 
         load(saved)
 
 
+def test_gates_of_lfm3_may_have_the_name_of_transformers_module(tmp_path: Path) -> None:
+    """By default it saves them under the published one."""
+    published = build_checkpoint(tmp_path / "published", "lfm3")
+    saved, tensors = shutil.copytree(published, tmp_path / "saved"), tensors_of("lfm3")
+    own = {name.replace("self_attn.gate_proj", "self_attn.g_proj"): tensor for name, tensor in tensors.items()}
+    assert own.keys() != tensors.keys()
+    write_tensors(saved, own)
+
+    assert_same(load(published), load(saved))
+
+
 @pytest.mark.parametrize(("rows", "block"), [(144, 4096), (144, 50), (100, 4096)])
 def test_a_head_unlike_its_embedding_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, block: int

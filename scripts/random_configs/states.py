@@ -133,6 +133,25 @@ def lfm2_moe(chance: Chance) -> Config:
     return config
 
 
+def lfm3(chance: Chance) -> Config:
+    config = {**chance.sizes(), "head_dim": chance.of(8, 16), "sliding_window": chance.of(4, 8)}
+    types = [chance.of("conv", "full_attention", "sliding_attention") for _ in range(config["num_hidden_layers"] - 1)]
+    last = chance.of("full_attention", "sliding_attention")
+    config |= (
+        {"layer_types": [*types, last]} if config["num_hidden_layers"] < 3 else chance.some(layer_types=[*types, last])
+    )
+    config |= chance.some(use_sandwich_norm=False, use_attention_gate=False, attention_bias=True, conv_bias=True)
+    config |= chance.some(conv_L_cache=chance.of(2, 4), norm_eps=1e-3, rope_theta=500.0)
+    full, sliding = (
+        {"rope_type": chance.of("default", "proportional"), **chance.some(rope_theta=100.0)} for _ in range(2)
+    )
+    if full["rope_type"] == "proportional":
+        full |= chance.some(partial_rotary_factor=chance.of(0.25, 0.5))
+    scaled = {"rope_type": "yarn", "factor": 4.0, **chance.yarn()}
+    ropes = {"full_attention": chance.of(full, scaled), "sliding_attention": sliding}
+    return {**config, **chance.of({}, {"rope_parameters": ropes}, {"rope_scaling": ropes})}
+
+
 FAMILIES: Families = {
     "qwen3_next": qwen3_next,
     "qwen3_5_text": qwen3_5,
@@ -145,4 +164,5 @@ FAMILIES: Families = {
     "falcon_h1": falcon_h1,
     "lfm2": lfm2,
     "lfm2_moe": lfm2_moe,
+    "lfm3": lfm3,
 }

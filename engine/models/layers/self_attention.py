@@ -55,6 +55,8 @@ class SelfAttentionSpec:
     """What a head attends to is multiplied by a sigmoid of the input (Qwen3-Next)."""
     gate_proj: bool = False
     """It is, but the gates have a kernel of their own and are not beside the queries (AFMoE)."""
+    gates_by_head: bool = False
+    """Those of that kernel are one a head, not one a number (LFM3)."""
     norms_behind_rope: bool = False
     """``qk_norm`` is of the rotated heads (Hunyuan)."""
     clip: float | None = None
@@ -68,6 +70,7 @@ class SelfAttentionSpec:
 
     def __post_init__(self) -> None:
         """Raises UnsupportedError for values that pages for such keys have no room for."""
+        assert self.gate_proj or not self.gates_by_head
         keys, values = self.head_dim, self.value_dim or 0
         require(values <= keys, f"values of {values} numbers a head, more than the {keys} of keys, are not supported")
 
@@ -143,8 +146,9 @@ class SelfAttention(nnx.Module):
         self.values = (
             Values(spec.value_dim, inputs, kv_heads, replicas, spec.qkv_bias, make) if spec.value_dim else None
         )
+        gates = {"heads": spec.num_heads} if spec.gates_by_head else heads
         self.gate_kernel = (
-            make.kernel("attention.gate_kernel", inputs, heads, _fused("weight", "gate")) if spec.gate_proj else None
+            make.kernel("attention.gate_kernel", inputs, gates, _fused("weight", "gate")) if spec.gate_proj else None
         )
         self.o_kernel = make.kernel("attention.o_kernel", heads, hidden, _fused("weight", "o"), last=True)
         self.o_bias = make.bias("attention.o_bias", hidden, _fused("bias", "o")) if spec.output_bias else None
@@ -173,10 +177,10 @@ class SelfAttention(nnx.Module):
             gate = linear(x, self.gate_kernel, None, step.adapters)
         q, k, v = self.norms(q, k, v)
         cache, attended = step.attention(self.scores, cache, place, self._inputs(q, k, v, grouped, step))
-        attended = attended[..., : self.value_dim].reshape(*x.shape[:-1], -1)
+        attended = attended[..., : self.value_dim]
         if gate is not None:
-            wide = attended.astype(jnp.float32) * jax.nn.sigmoid(gate.reshape(attended.shape).astype(jnp.float32))
-            attended = wide.astype(attended.dtype)
+            attended = _gated(attended, gate)
+        attended = attended.reshape(*x.shape[:-1], -1)
         return cache, linear(attended, self.o_kernel, self.o_bias, step.adapters, self.axis)
 
     def _inputs(self, q: Array, k: Array | None, v: Array | None, grouped: Array, step: StepContext) -> AttentionInputs:
@@ -263,6 +267,12 @@ class QKVNorms(nnx.Module):
         if self.v_eps is not None and v is not None:
             v = _of_unit_length(v, self.v_eps)
         return q, k, v
+
+
+def _gated(attended: Array, gate: Array) -> Array:
+    """f[..., heads, size] times the sigmoid of a gate for each number, or of one for each head."""
+    opened = jax.nn.sigmoid(gate.astype(jnp.float32)).reshape(*attended.shape[:-1], -1)
+    return (attended.astype(jnp.float32) * opened).astype(attended.dtype)
 
 
 def _of_unit_length(x: Array, eps: float) -> Array:
