@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from moe_checkpoints import MISTRAL4, MOE_VARIANTS, QWEN3_VL_MOE, attention_shapes, has_experts, moe_shapes
 from numpy.typing import NDArray
+from position_checkpoints import POSITION_VARIANTS, has_position_table, position_shapes
 from state_checkpoints import STATE_VARIANTS, has_states, norm_scale, state_shapes
 
 Tensors = dict[str, NDArray[np.float32]]
@@ -444,6 +445,7 @@ VARIANTS = {
         name: Variant({**SIZES, **config}, seed=seed)
         for name, (seed, config) in (MOE_VARIANTS | STATE_VARIANTS).items()
     },
+    **{name: Variant(config, seed=seed) for name, (seed, config) in POSITION_VARIANTS.items()},
 }
 """Each family, tied and untied, in the config styles of transformers 4 and 5; several windows are shorter than a prompt."""
 
@@ -479,6 +481,8 @@ def random_tensors(config: dict[str, Any], seed: int) -> Tensors:
     rng = np.random.default_rng(seed)
     if has_states(config):
         shapes = state_shapes(config)
+    elif has_position_table(config):
+        shapes = position_shapes(config)
     else:
         shapes = moe_shapes(config) if has_experts(config) else _shapes(config)
     scale = _gemma_scale if config["model_type"] in GEMMAS else partial(norm_scale, config)
@@ -668,9 +672,9 @@ def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], scale: 
     ``scale`` is the mean of a norm's.
     """
     noise = rng.standard_normal(shape)
-    if name.endswith("norm.bias"):
+    if name.endswith(("norm.bias", "ln_1.bias", "ln_2.bias", "ln_f.bias")):
         return 0.3 * noise
-    if "norm" in name or name.endswith(("layer_scalar", "scale")):
+    if "norm" in name or ".ln_" in f".{name}" or name.endswith(("layer_scalar", "scale")):
         return scale + 0.2 * noise
     if name.endswith(("sinks", "A_log", ".D", "alpha_p", "alpha_n", "beta")):
         return noise
@@ -678,7 +682,9 @@ def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], scale: 
         return np.full(shape, -1e-6)
     if name.endswith("bias"):
         return 0.3 * noise
-    if "embed" in name or "lm_head" in name:
+    if name.endswith(("wpe.weight", "embed_positions.weight")):
+        return noise
+    if any(table in name for table in ("embed", "lm_head", "wte")):
         return 0.4 * noise
     return 1.7 * noise / shape[1] ** 0.5
 

@@ -56,6 +56,7 @@ class RandomModel:
             norm_bias=centered and random.random() < 0.5,
             tied_embeddings=random.random() < 0.5,
             head_bias=random.random() < 0.2,
+            position_offset=random.choice((None, None, 0, 2)),
         )
 
     def _block(self, kind: str, before: list[BlockSpec]) -> BlockSpec:

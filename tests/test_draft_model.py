@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from checkpoints import build_checkpoint
+from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensors
 from forced_tokens import ForcedTokens, MostTokens
 from msgspec import json, structs
 from test_speculative_engine import (
@@ -42,6 +42,7 @@ CASES = {
     "two devices": ("llama2", "qwen3", {"num_pages": 14, "tensor_parallel_size": 2}),
     "8-bit pages": ("llama2", "qwen3", {"num_pages": 14, "kv_cache_dtype": "int8", "quantization": "int8"}),
     "XLA's attention": ("llama2", "qwen3", {"num_pages": 14, "attention_backend": "xla"}),
+    "a table of positions": ("llama2", "opt", {"num_pages": 14}),
 }
 ALONE = {
     "one step ahead, few pages": ("llama2", {"num_pages": 14}),
@@ -50,6 +51,7 @@ ALONE = {
     "windows": ("gemma3", {"num_pages": 86, "run_ahead": 2}),
     "two devices": ("llama2", {"num_pages": 14, "tensor_parallel_size": 2}),
     "pages on the host": ("llama2", {"num_pages": 14, "host_cache_gib": 0.01}),
+    "a table of positions": ("opt", {"num_pages": 14}),
 }
 DEFAULT = "one step ahead, few pages"
 
@@ -170,13 +172,17 @@ def test_a_model_that_drafts_for_itself_is_right_behind_tokens_that_were_forced(
 
 
 @pytest.mark.thorough
-def test_a_draft_model_of_a_shorter_context_drafts_to_its_end(tmp_path):
+@pytest.mark.parametrize("variant", ["llama2", "opt"])
+def test_a_draft_model_of_a_shorter_context_drafts_to_its_end(tmp_path, variant):
     """Each of a model for itself is right, and behind that context the sequence goes on without any."""
     context, prompt = 40, list(range(3, 13))
-    draft = build_model(tmp_path / "draft", "llama2")
+    draft = build_model(tmp_path / "draft", variant)
     config = json.decode((draft / "config.json").read_bytes())
+    if variant == "opt":
+        tensors, table = random_tensors(config, VARIANTS[variant].seed), "model.decoder.embed_positions.weight"
+        write_tensors(draft, tensors | {table: tensors[table][: context + 2]})
     (draft / "config.json").write_bytes(json.encode(config | {"max_position_embeddings": context}))
-    engine = build_engine(build_model(tmp_path, "llama2"), config_of(draft), num_pages=30)
+    engine = build_engine(build_model(tmp_path, variant), config_of(draft), num_pages=30)
     before = engine.stats()
 
     most = MAX_MODEL_LEN - len(prompt)

@@ -14,7 +14,7 @@ from engine.errors import ConfigurationError
 from engine.models.family import Family
 from engine.models.family_names import FAMILIES, check_family, named_families
 from engine.models.layers.feed_forward import GatedSpec
-from engine.models.layers.self_attention import SelfAttentionSpec
+from engine.models.layers.self_attention import SelfAttentionSpec, self_attention
 from engine.models.model_config import families_in, read_config_file, read_model_config
 from engine.models.rope import inverse_frequencies
 from engine.models.rope_spec import RopeSpec
@@ -463,6 +463,14 @@ def test_what_the_decoder_cannot_be_is_refused(tmp_path: Path, given: dict[str, 
         ("gemma4", {"rope_parameters": {"full_attention": {}}}, "no sliding_attention that is an object"),
         ("phi3", {"partial_rotary_factor": 1e308}, "<= 1.*partial_rotary_factor"),
         ("glm4_moe", {"num_nextn_predict_layers": 10**12}, "<= 4096.*num_nextn_predict_layers"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention True is not supported"),
+        ("gpt2", {"n_inner": -1}, ">= 1.*intermediate_size"),
+        ("gpt2", {"hidden_size": 32}, "n_embd and hidden_size are two names of one key, and differ"),
+        ("gpt_bigcode", {"n_head": 3}, "num_attention_heads 3 does not divide hidden_size 64"),
+        ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim 32 beside hidden_size 64, .* is not supported"),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before False is not supported; supported: True"),
+        ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm True is not supported"),
+        ("opt", {"activation_function": "tanh"}, "hidden_act 'tanh' is not supported"),
     ],
 )
 def test_nonsense_in_a_family_s_own_keys_is_refused(
@@ -484,6 +492,8 @@ def test_nonsense_in_a_family_s_own_keys_is_refused(
         ("granite_hybrid", ("mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_expand", "num_experts_per_tok")),
         ("ernie4_5_moe", ("moe_num_shared_experts", "moe_layer_end_index", "moe_layer_interval")),
         ("gemma2", ("hidden_activation", "max_window_layers", "rms_norm_eps")),
+        ("gpt2", ("n_inner", "layer_norm_epsilon", "activation_function")),
+        ("opt", ("word_embed_proj_dim", "activation_function")),
     ],
 )
 def test_a_null_is_as_good_as_no_key(tmp_path: Path, variant: str, keys: tuple[str, ...]) -> None:
@@ -621,3 +631,26 @@ def test_a_snapshot_without_the_cache_around_it_is_refused(tmp_path: Path, name:
     with pytest.raises(ConfigurationError, match=rf"/{name}.* is a link to \.\./\.\./blobs/4567, which is not there"):
         read_model_config(directory)
         check_weights(directory)
+
+
+def test_keys_may_have_the_names_of_transformers_attributes(tmp_path: Path) -> None:
+    """GPT-2's are its own, and transformers takes both."""
+    config = VARIANTS["gpt2"].config
+    names = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = read_model_config(tmp_path)
+
+    (tmp_path / "config.json").write_text(json.dumps({names.get(key, key): config[key] for key in config}))
+
+    assert read_model_config(tmp_path) == expected
+    assert (expected.position_rows, expected.num_layers, expected.hidden_size) == (64, 3, 64)
+
+
+def test_gpt2_may_divide_the_scores_of_a_layer_by_its_number(tmp_path: Path) -> None:
+    """As some of its kin were trained."""
+    config = {**VARIANTS["gpt2"].config, "scale_attn_by_inverse_layer_idx": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    model = read_model_config(tmp_path)
+
+    assert [self_attention(block).scores.scale for block in model.blocks] == [1 / 4, 1 / 8, 1 / 12]

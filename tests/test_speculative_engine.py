@@ -46,11 +46,14 @@ CASES = {
     "states of short convolutions": ("lfm2", {"num_pages": 20, "run_ahead": 2}),
     "states beside windows": ("lfm3", {"num_pages": 40, "run_ahead": 2}),
     "XLA's attention": ("llama2", {"num_pages": 14, "attention_backend": "xla"}),
+    "a table of positions": ("opt", {"num_pages": 14}),
+    "a table of positions, two devices": ("opt", {"num_pages": 14, "tensor_parallel_size": 2, "quantization": "int8"}),
     "on the host": ("llama2", {"num_pages": 14, "run_ahead": 3, "page_size": 8, "host_cache_gib": 0.01}),
     "states on the host": ("nemotron_h", {"num_pages": 20, "run_ahead": 2, "page_size": 8, "host_cache_gib": 0.01}),
     "windows on the host": ("gemma3", {"num_pages": 100, "page_size": 4, "host_cache_gib": 0.01}),
 }
 EXHAUSTIVE = (
+    "a table of positions, two devices",
     "experts",
     "8-bit pages",
     "states of delta nets, no step ahead",

@@ -313,6 +313,24 @@ def test_gates_of_lfm3_may_have_the_name_of_transformers_module(tmp_path: Path) 
     assert_same(load(published), load(saved))
 
 
+@pytest.mark.parametrize("variant", ["gpt2", "opt"])
+def test_a_checkpoint_of_a_base_model_alone_is_read_as_one_with_a_head(tmp_path: Path, variant: str) -> None:
+    """Its names have no prefix; a head equal to the embedding is passed over, and names of both kinds are refused."""
+    tensors, prefix = tensors_of(variant), {"gpt2": "transformer.", "opt": "model."}[variant]
+    base = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    whole = {f"{prefix}{name}": tensor for name, tensor in base.items()}
+    (table,) = (name for name in base if name.endswith(("wte.weight", "embed_tokens.weight")))
+    plain, other = build_checkpoint(tmp_path / "plain", variant), build_checkpoint(tmp_path / "other", variant)
+
+    for same in (base, whole, base | {"lm_head.weight": base[table]}, whole | {"lm_head.weight": base[table]}):
+        write_tensors(other, same)
+        assert_same(load(plain), load(other))
+
+    write_tensors(other, whole | {table: base[table]})
+    with pytest.raises(ConfigurationError, match=f"{re.escape(table)} is in the checkpoint, but"):
+        load(other)
+
+
 @pytest.mark.parametrize(("rows", "block"), [(144, 4096), (144, 50), (100, 4096)])
 def test_a_head_unlike_its_embedding_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, block: int

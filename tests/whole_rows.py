@@ -34,5 +34,5 @@ def _forward(decoder: Decoder, token_ids: Array, positions: Array) -> Array:
 def _computed(decoder: Decoder, token_ids: Array, positions: Array) -> tuple[Array, Array]:
     caches = [None] * len(decoder.partition.model.mixers)
     rotations = decoder.rotations(positions, token_ids.shape[1])
-    _, hidden = decoder(token_ids, caches, StepContext(rotations, DenseAttention(keeps=True)))
+    _, hidden = decoder(token_ids, caches, StepContext(rotations, DenseAttention(keeps=True), positions=positions))
     return hidden, decoder.logits(hidden)

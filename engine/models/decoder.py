@@ -125,6 +125,9 @@ class Decoder(nnx.Module):
         axes = {"vocabulary": partition.padded_vocab_size, "hidden": model.hidden_size}
         padding = partition.padded_vocab_size - model.vocab_size
         self.embedding = make.table("embedding", axes, tensors("model.embed_tokens.weight"), padding=padding)
+        places = {"positions": model.position_rows, "hidden": model.hidden_size}
+        rule = tensors("model.embed_positions.weight", stored="positions hidden")
+        self.position_table = make.array("position_table", places, rule) if model.position_rows else None
         self.layers: nnx.List[DecoderLayer | LayerStack] = nnx.List(
             [LayerStack(group, partition, make) for group in layer_plan(model.blocks)]
             if scans
@@ -158,11 +161,7 @@ class Decoder(nnx.Module):
         self, token_ids: Array, caches: Sequence[LayerCache], step: StepContext, layers: tuple[int, ...]
     ) -> tuple[list[LayerCache], Array, Array]:
         """As a call, and f[layers, ..., hidden] the residual stream before these layers."""
-        x = look_up(self.embedding, token_ids, step.adapters, self.partition.axis)
-        if step.num_tokens is not None:
-            x = zero_behind(x, step.num_tokens, self.embedding.get_value())
-        if self.partition.model.embedding_multiplier is not None:
-            x = x * jnp.asarray(self.partition.model.embedding_multiplier, x.dtype)
+        x = self._embedded(token_ids, step)
         own = None if self.per_layer_embedding is None else self.per_layer_embedding(token_ids, x, step.adapters)
         axis = self.partition.axis if step.adapters is not None and splits_residual(self.partition) else None
         if step.adapters is not None and axis is not None:
@@ -186,6 +185,18 @@ class Decoder(nnx.Module):
         if axis is not None:
             x, taken = split_residual.whole(x, axis), split_residual.whole(taken, axis)
         return written, self.norm(x, step.rows), taken
+
+    def _embedded(self, token_ids: Array, step: StepContext) -> Array:
+        """i32[...] ids -> f[..., hidden], at their positions if the model has a table of these."""
+        x, model = look_up(self.embedding, token_ids, step.adapters, self.partition.axis), self.partition.model
+        if model.embedding_multiplier is not None:
+            x = x * jnp.asarray(model.embedding_multiplier, x.dtype)
+        if self.position_table is not None:
+            assert step.positions is not None and model.position_offset is not None
+            places = step.positions + np.int32(model.position_offset)
+            # a draft may be behind the last position: it is never kept, but what it gives is to be a number
+            x = x + jnp.take(self.position_table[...], places, axis=0, mode="clip").astype(x.dtype)
+        return x if step.num_tokens is None else zero_behind(x, step.num_tokens, self.embedding.get_value())
 
     def rotations(self, positions: Array, longest: int | None = None) -> tuple[Rotation, ...]:
         """Those of the model's ropes; see ``rope.rotations``."""

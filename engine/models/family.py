@@ -102,10 +102,15 @@ class Family:
     """
     aliases: tuple[str, ...] = ()
     """Other names of the architecture that config.json may have."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """By a key of its config.json, the one of ``fields`` that it is another name of."""
 
     def filled(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """A config.json with what the family assumes. Raises UnsupportedError."""
-        given = without_nulls(given, self.fields)
+        for key, name in self.names.items():
+            same = key not in given or given.get(name, given[key]) == given[key]
+            require(same, f"{key} and {name} are two names of one key, and differ: leave one of them out")
+        given = without_nulls({self.names.get(key, key): value for key, value in given.items()}, self.fields)
         for key, supported in {**SUPPORTED_VALUES, **self.supported}.items():
             require_one_of(key, given.get(key, supported[0]), supported)
         return {**self.defaults, **given, **self.fixed}

@@ -127,6 +127,9 @@ class ModelSpec:
     """Logits have a bias, which is added before ``logit_scale``."""
     embedding_multiplier: float | None = None
     """Factor of embedded tokens, applied in the dtype of the activations."""
+    position_offset: int | None = None
+    """Embedded tokens have a learned vector of their position added: that of the first one is this row
+    of a table, which has as many more as ``max_position``. None is no table."""
     logit_scale: float = 1.0
     """Logits are multiplied by it, before the cap."""
     logit_soft_cap: float | None = None
@@ -138,6 +141,9 @@ class ModelSpec:
     """By a parameter's name, its tensors if they differ from the module's default."""
     unserved: tuple[tuple[str, str], ...] = ()
     """The parts of the checkpoint besides the text model: the prefix of their tensors, a name."""
+    base_prefix: str | None = None
+    """How the names of all tensors but the head's begin, unless the checkpoint is of the base model
+    alone, where none begins so."""
     unused_tensors: str | None = None
     """Expression for names of tensors that published checkpoints have and no layer reads."""
     further_layers: tuple[MTPHeadSpec, ...] = ()
@@ -169,6 +175,11 @@ class ModelSpec:
             raise ValueError("all layers share one pool of slots: their states must have the same arrays")
         if len({cached.vectors for cached in self._in_pages}) > 1:
             raise ValueError("all layers share one pool of pages: either keys and values, or latents")
+
+    @property
+    def position_rows(self) -> int:
+        """The rows of the table of positions; 0 without one."""
+        return 0 if self.position_offset is None else self.position_offset + self.max_position
 
     @property
     def num_layers(self) -> int:

@@ -60,5 +60,7 @@ class StepContext:
     with zeros."""
     adapters: AdapterRows | None = None
     """The adapters of the tokens, where some have one; None if the kernels have none."""
+    positions: Array | None = None
+    """i32[...] those of the tokens; only a model with a table of positions reads them."""
     rows: RowOperations = field(default=XLA_ROWS, metadata={"static": True})
     """What computes between products."""

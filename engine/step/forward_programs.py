@@ -252,7 +252,9 @@ class ForwardPrograms:
         """The cache, the hidden states of all tokens, and of those that logits are computed of."""
         attention = PagedAttention(batch.table, self._kernel, self._num_pages)
         rotations = decoder.rotations(batch.positions, self._longest)
-        step = StepContext(rotations, attention, batch.table.cu_q_lens[-1], states, adapters, self._rows)
+        step = StepContext(
+            rotations, attention, batch.table.cu_q_lens[-1], states, adapters, batch.positions, self._rows
+        )
         layers = () if self._head is None else self._head.layers
         caches, hidden, taps = decoder.tapped(batch.token_ids, cache.caches, step, layers)
         cache = cache.with_caches(caches)

@@ -57,7 +57,7 @@ def hidden_of_rows(model: Decoder, ids: Array, positions: Array, segments: Array
 
     All are i32[rows, length]. A token sees what comes before it in its own segment.
     """
-    step = StepContext(model.rotations(positions), CausalAttention(segments))
+    step = StepContext(model.rotations(positions), CausalAttention(segments), positions=positions)
     _, hidden = model(ids, [None] * model.partition.model.num_layers, step)
     return hidden
 

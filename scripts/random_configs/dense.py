@@ -2,6 +2,17 @@
 
 from scripts.random_configs.chance import ROPES, Chance, Config, Families, head_dim
 
+GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "hidden_act": "activation_function",
+}
+LLAMA_ONLY = ("num_key_value_heads", "head_dim", "rms_norm_eps")
+"""What GPT-2 and OPT have not."""
+
 
 def llama(chance: Chance) -> Config:
     config = {**chance.sizes(), **chance.some(attention_bias=True, mlp_bias=True)}
@@ -196,6 +207,24 @@ def starcoder2(chance: Chance) -> Config:
     return {**config, **chance.some(norm_epsilon=1e-3, sliding_window=8)}
 
 
+def gpt2(chance: Chance) -> Config:
+    config = {GPT2_NAMES.get(key, key): value for key, value in chance.sizes().items() if key not in LLAMA_ONLY}
+    inner = config.pop("n_inner")
+    config |= chance.some(n_inner=chance.of(inner, None), layer_norm_epsilon=1e-3, scale_attn_weights=False)
+    return {**config, **chance.some(scale_attn_by_inverse_layer_idx=True)}
+
+
+def gpt_bigcode(chance: Chance) -> Config:
+    return {**gpt2(chance), **chance.some(multi_query=False)}
+
+
+def opt(chance: Chance) -> Config:
+    names = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
+    config = {names.get(key, key): value for key, value in chance.sizes().items() if key not in LLAMA_ONLY}
+    config |= chance.some(word_embed_proj_dim=chance.of(config["hidden_size"], None), do_layer_norm_before=True)
+    return {**config, **chance.some(enable_bias=False, layer_norm_elementwise_affine=False)}
+
+
 def stablelm(chance: Chance) -> Config:
     config = {**chance.sizes(), **chance.rope("linear", "yarn", partial=chance.of(0.5, 1.0))}
     config.pop("head_dim", None)
@@ -249,6 +278,9 @@ FAMILIES: Families = {
     "nemotron": nemotron,
     "phi": phi,
     "gpt_neox": gpt_neox,
+    "gpt2": gpt2,
+    "gpt_bigcode": gpt_bigcode,
+    "opt": opt,
     "jais2": jais2,
     "internlm3": internlm3,
     "iquestcoder": llama,

@@ -21,6 +21,7 @@ AXES: Mapping[str, str | None] = {
     "groups": TP,
     "ffn": TP,
     "hidden": None,
+    "positions": None,
     "group": None,
     "head_dim": None,
     "columns": None,

@@ -28,6 +28,7 @@ from engine.models.weights.placement import Parts, delete, device_parts, fill, m
 from engine.models.weights.published.compressed_tensors import int8_inputs
 from engine.models.weights.published.dequantised import Dequantised
 from engine.models.weights.published.int8_inputs import Int8Inputs
+from engine.models.weights.sources.base_model import with_prefix
 from engine.models.weights.sources.tensor_source import TensorSource
 from engine.models.weights.sources.text_part import TextPart
 from engine.models.weights.tensor_check import check_tensors
@@ -134,6 +135,8 @@ def matched(
     partition = decoder.partition
     if partition.model.unserved:
         source = TextPart(source, partition.model.unserved)
+    if partition.model.base_prefix is not None:
+        source = with_prefix(source, partition.model.base_prefix)
     if partition.model.published is not None:
         source = Dequantised(source, partition.model.published)
     if partition.model.head is not None:

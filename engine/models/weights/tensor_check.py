@@ -42,24 +42,25 @@ def check_tensors(
                 "quantization_config in config.json describes"
             )
     unknown = set(source.names) - set(shapes)
-    if model.tied_embeddings and HEAD in unknown and EMBEDDING in source.names:
+    embedding = next((one.rule.tensors[0] for one, _ in wanted if one.name == "embedding"), EMBEDDING)
+    if model.tied_embeddings and HEAD in unknown and embedding in source.names:
         unknown.remove(HEAD)
-        _check_tied(source, model.vocab_size)
+        _check_tied(source, embedding, model.vocab_size)
     unused = re.compile(model.unused_tensors or "a^")
     unknown = {name for name in unknown if not HARMLESS.fullmatch(name) and not unused.fullmatch(name)}
     unknown -= {name for name in unknown if _adds_nothing(source, name, shapes)}
     _refuse(source, sorted(unknown), "in the checkpoint, but a decoder as config.json describes it has no use for it")
 
 
-def _check_tied(source: TensorSource, rows: int) -> None:
+def _check_tied(source: TensorSource, embedding: str, rows: int) -> None:
     """Raises ConfigurationError if a stored head differs from the embedding it is tied to."""
-    same = source.info(HEAD).shape == source.info(EMBEDDING).shape
+    same = source.info(HEAD).shape == source.info(embedding).shape
     for start in range(0, rows if same else 0, COMPARED_ROWS):
         block = (slice(start, min(start + COMPARED_ROWS, rows)), slice(None))
-        same = same and np.array_equal(source.read(EMBEDDING, block), source.read(HEAD, block))
+        same = same and np.array_equal(source.read(embedding, block), source.read(HEAD, block))
     if not same:
         raise ConfigurationError(
-            f"{source.origin}: config.json ties the embeddings, but {HEAD} differs from {EMBEDDING}: "
+            f"{source.origin}: config.json ties the embeddings, but {HEAD} differs from {embedding}: "
             "set tie_word_embeddings to false to serve both"
         )
 

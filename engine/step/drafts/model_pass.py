@@ -69,7 +69,8 @@ class ModelPass:
         """See DraftPass."""
         decoder = self._decoder(weights)
         attention = PagedAttention(of_group(table, self._group), self._kernel, self._num_pages)
-        step = StepContext(decoder.rotations(positions, self._longest), attention, table.cu_q_lens[-1], rows=self._rows)
+        rotations, num_tokens = decoder.rotations(positions, self._longest), table.cu_q_lens[-1]
+        step = StepContext(rotations, attention, num_tokens, positions=positions, rows=self._rows)
         written, hidden = decoder(token_ids, pages, step)
         return cast(Pages, tuple(written)), hidden, features
 
