@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from checkpoints import VARIANTS, random_tensors
 from moe_checkpoints import EXPERTS
+from position_checkpoints import has_position_table, peft_modules
 from safetensors.numpy import save_file
 
 ATTENTION = r"self_attn\.[qkvo]_proj"
@@ -52,6 +53,8 @@ def adapted_modules(variant: str, kind: AdapterKind, **overrides: Any) -> dict[s
         for name, one in tensors.items()
         if name.endswith(".weight")
     }
+    if has_position_table(config):
+        weights = peft_modules(config, weights)
     if "lm_head" not in weights and TABLES["embed_tokens"] in weights:
         weights["lm_head"] = weights[TABLES["embed_tokens"]]
     chosen = {name: shape for name, shape in weights.items() if re.fullmatch(rf".*({kind.targets})", name)}
@@ -187,6 +190,15 @@ ADAPTERS: dict[str, dict[str, AdapterKind]] = {
     "nemotron_h": {
         "everything": AdapterKind(r"in_proj|[qkvo]_proj", 16, seed=1),
         "state space": AdapterKind(r"in_proj", 8, seed=2),
+    },
+    "gpt2": {
+        "everything": AdapterKind(
+            "c_attn|c_proj|c_fc",
+            16,
+            seed=1,
+            options={"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True},
+        ),
+        "attention": AdapterKind("c_attn", 8, seed=2),
     },
     "lfm2": {
         "everything": AdapterKind(r"in_proj|[qkv]_proj|out_proj|w[123]", 16, seed=1),

@@ -12,7 +12,7 @@ import msgspec
 from engine.adapters.patterns import matched
 
 ALL_LINEAR = "all-linear"
-TABLES = ("embed_tokens", "lm_head", "embed_in", "embed_out")
+TABLES = ("embed_tokens", "lm_head", "embed_in", "embed_out", "wte")
 """Ends of the modules that "all-linear" leaves out."""
 
 

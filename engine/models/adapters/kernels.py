@@ -133,7 +133,8 @@ class AdaptedKernel(WithSlots):
 
     def shapes(self, layer: int | None) -> dict[str, tuple[int, int]]:
         """The stored shape [out, in] of each weight in a layer."""
-        return {piece.tensor: (piece.stored[0], piece.stored[1]) for piece in pieces(self.parameter, layer)}
+        at = 1 if _is_reversed(self.parameter) else 0
+        return {piece.tensor: (piece.stored[at], piece.stored[1 - at]) for piece in pieces(self.parameter, layer)}
 
     def block(self, layer: int | None, a: Factors, b: Factors) -> list[NDArray[Any]]:
         """One layer of an adapter over all devices: f[parts, rank, in], and each part's
@@ -208,7 +209,9 @@ class AdaptedKernel(WithSlots):
 
     @cached_property
     def _stored(self) -> tuple[tuple[str, ...], ...]:
-        return stored_axes(self.parameter, dict(self.parameter.axes))
+        """The outputs and the inputs, in the order of the tensors' axes: PEFT's factors are of these in any case."""
+        axes = stored_axes(self.parameter, dict(self.parameter.axes))
+        return axes[::-1] if _is_reversed(self.parameter) else axes
 
     def _extents(self, along: str) -> dict[str, tuple[int, int]]:
         """Where each module begins and ends along an axis."""
@@ -228,11 +231,16 @@ def whole_rank(rank: int) -> int:
 
 
 def is_linear(parameter: Parameter) -> bool:
-    """Whether its tensors are [out, in], as those of torch's linear modules."""
+    """Whether its tensors are [out, in], as those of torch's linear modules, or [in, out], as GPT-2's."""
     axes = stored_axes(parameter, dict(parameter.axes))
     inputs = set(parameter.names[: parameter.inputs])
     named = any(set(re.findall(r"\{(\w+)\}", name)) - {"layer"} for name in parameter.rule.tensors)
-    return not named and parameter.rule.transform is None and len(axes) == 2 and set(axes[1]) == inputs
+    return not named and parameter.rule.transform is None and len(axes) == 2 and inputs in map(set, axes)
+
+
+def _is_reversed(parameter: Parameter) -> bool:
+    """Whether the tensors of a linear module are [in, out]."""
+    return set(stored_axes(parameter, dict(parameter.axes))[0]) == set(parameter.names[: parameter.inputs])
 
 
 def _of_devices(
