@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
+from checkpoints import VARIANTS
 
 from caching.tpu.tpu_chip import CHIPS
 from engine.config import EngineConfig
@@ -246,6 +248,24 @@ def test_the_zeros_behind_a_tables_columns_take_memory_but_are_not_read_with_the
     logits = 4 * model.model.vocab_size // 8
     read = padded - rows * 2944 * 2 - experts + step.experts_read * experts + logits
     assert step.bytes_needed == pytest.approx(read, abs=1000)
+
+
+@pytest.mark.parametrize("chips", [1, 2])
+def test_a_table_of_positions_is_on_each_chip_and_is_not_read_with_the_weights(tmp_path, chips):
+    """Of GPT-2's a step reads a row for each token."""
+    (tmp_path / "config.json").write_text(json.dumps(VARIANTS["gpt2"].config))
+    model, table = read_config_file(tmp_path / "config.json"), 64 * 64 * 2
+    without = replace(
+        model, position_offset=None, tensors=tuple(one for one in model.tensors if one[0] != "position_table")
+    )
+    form, steps, sizes = WeightFormat(BFLOAT16), [], []
+
+    for one in (model, without):
+        sizes.append(parameter_bytes(split(one, chips), form))
+        steps.append(Roofline(V5E, split(one, chips), form, BFLOAT16, sizes[-1]).step(1, 0, Moved(), 0.0))
+
+    assert sizes[0] - sizes[1] == table
+    assert steps[0].bytes_needed == steps[1].bytes_needed
 
 
 LFM2 = {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": None, "full_attn_idxs": [2]} | {

@@ -141,8 +141,8 @@ class Roofline:
 
     @property
     def _read_weights(self) -> int:
-        """Bytes of all but the embedding, of which a step reads one row per token."""
-        return self.weight_bytes - self._unread_rows * self._row_bytes
+        """Bytes of all but the embedding and the table of positions, of which a step reads a row per token."""
+        return self.weight_bytes - self._unread_rows * self._row_bytes - self._positions * self.form.dtype.itemsize
 
     @property
     def _row_bytes(self) -> int:
@@ -156,7 +156,8 @@ class Roofline:
         one_byte = WeightFormat(np.dtype(np.int8))
         numbers, experts = parameter_bytes(self.partition, one_byte), expert_bytes(self.partition, one_byte)
         each = (count * spec.experts_per_token // spec.num_experts for spec, count in experts.items())
-        return numbers - self._unread_rows * self.partition.model.hidden_size - sum(experts.values()) + sum(each)
+        rows = self._unread_rows * self.partition.model.hidden_size + self._positions
+        return numbers - rows - sum(experts.values()) + sum(each)
 
     @cached_property
     def _int8_weights(self) -> int:
@@ -171,6 +172,11 @@ class Roofline:
     def _unread_rows(self) -> int:
         """Rows of a chip's embedding, if it is not the head too."""
         return 0 if self.partition.model.tied_embeddings else self.partition.padded_vocab_size // self._chips
+
+    @property
+    def _positions(self) -> int:
+        """The numbers of the table of positions, which each chip has."""
+        return self.partition.model.position_rows * self.partition.model.hidden_size
 
     @property
     def _experts(self) -> dict[ExpertsSpec, int]:
