@@ -12,6 +12,7 @@ from engine.models.model_config import read_config_file
 
 CONFIGS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "published_configs.json").read_text())
 REWRITTEN = ", written by transformers 5"
+GPT2_NAMES = {"n_layer": "num_hidden_layers", "n_embd": "hidden_size", "n_head": "num_attention_heads"}
 
 
 def read(directory: Path, name: str) -> Any:
@@ -24,6 +25,7 @@ def read(directory: Path, name: str) -> Any:
 def test_a_published_model_is_served(tmp_path: Path, name: str) -> None:
     """With the sizes that stand in its config.json, quantised or not, a text model alone or within one for images."""
     text = CONFIGS[name].get("text_config") or CONFIGS[name]
+    text = {GPT2_NAMES.get(key, key): value for key, value in text.items()}
 
     model = read(tmp_path, name)
 
