@@ -83,20 +83,17 @@ class Preempter:
         """The running sequence that yields to this waiting one, and why; None if none does."""
         if not self._running:
             return None
-        priority = sequence.params.priority
-        if self._running.highest_priority - priority >= self._threshold:
+        if self._some_yield(sequence):
             return self.least_important(), Cause.PRIORITY
         if self._fair:
-            victim = next(self._running.over_their_share(sequence.client, priority), None)
+            victim = next(self._running.over_their_share(sequence.client, sequence.params.priority), None)
             if victim is not None:
                 return victim, Cause.FAIRNESS
         return None
 
     def victims(self, sequence: Sequence) -> list[Sequence]:
         """All that yield to this one, one after the other, as long as it has not started."""
-        found: list[Sequence] = []
-        if self._running and self._running.highest_priority - sequence.params.priority >= self._threshold:
-            found = [one for one in self._running if self._yields(one, sequence)]
+        found = [one for one in self._running if self._yields(one, sequence)] if self._some_yield(sequence) else []
         if self._fair:
             found += self._running.over_their_share(sequence.client, sequence.params.priority, list(found))
         return found
@@ -110,6 +107,10 @@ class Preempter:
                 by_slot[running.adapter_slot].append(running)
         yielding = [of_slot for of_slot in by_slot.values() if all(self._yields(one, sequence) for one in of_slot)]
         return min(yielding, key=len, default=[])
+
+    def _some_yield(self, sequence: Sequence) -> bool:
+        """Whether any running one yields to this one by priority."""
+        return bool(self._running) and self._running.highest_priority - sequence.params.priority >= self._threshold
 
     def _yields(self, running: Sequence, sequence: Sequence) -> bool:
         """Whether it yields to this one by priority."""

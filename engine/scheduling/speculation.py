@@ -188,10 +188,10 @@ class Speculation:
         ``places`` are counted from 1, the first draft of a row; 0 is one that a constraint forces.
         """
         tokens = list(accumulate(chances, initial=float(num_rows)))
-        deepest = list(accumulate(places, max, initial=0)) if self.has_model else [0] * len(tokens)
+        passes = list(accumulate(map(self.passes, places), max, initial=0))
         best, least = 0, math.inf
         for count in self._counts(num_rows, len(chances)):
-            seconds = self._seconds(num_rows + count, deepest[count])
+            seconds = self._seconds(num_rows + count, passes[count])
             if not seconds:  # nobody knows, or the clock has seen none pass
                 return len(chances)
             if seconds < least * tokens[count]:
