@@ -150,8 +150,8 @@ int32_t draw(const Row& row, const Parameters& parameters, Key key) {
 void draw_rows(const Buffer& logits, const Buffer& inputs, const Buffer& keys, int32_t* tokens) {
   const int64_t rows = logits.dim(0), size = logits.dim(1);
   const Key key{static_cast<const uint32_t*>(keys.data())[0], static_cast<const uint32_t*>(keys.data())[1]};
-  const auto field = [&](Field number, int64_t row) { return inputs.ints()[number * rows + row]; };
-  const auto number = [&](Field number, int64_t row) { return inputs.floats()[number * rows + row]; };
+  const auto field = [&](Field which, int64_t row) { return inputs.ints()[which * rows + row]; };
+  const auto number = [&](Field which, int64_t row) { return inputs.floats()[which * rows + row]; };
   parallel_for(rows, [&](int64_t at) {
     tokens[at] = kNoToken;
     if (field(kSamples, at) <= 0) return;
