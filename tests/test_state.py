@@ -163,7 +163,7 @@ def test_a_layer_of_several_in_one_array_keeps_to_its_slots(kind: str) -> None:
 def test_repeated_tokens_do_not_blow_up(share: float, beta: int) -> None:
     """Equal keys without decay are the worst case: a series of powers would lose all digits.
 
-    With a beta of 2 nothing is forgotten, and states grow.
+    With a beta of 2 nothing is forgotten, and states grow; how far rounding takes them depends on the processor's sums.
     """
     rng = np.random.default_rng(7)
     inputs, states = delta_inputs(rng, TOKENS), jnp.zeros((SLOTS, HEADS, 8, 6))
@@ -173,7 +173,7 @@ def test_repeated_tokens_do_not_blow_up(share: float, beta: int) -> None:
     _, outputs = scanned("delta rule", build_table([200], [SINK_SLOT], [1]), states, inputs)
 
     _, expected = plain_scan(delta_token, np.zeros((HEADS, 8, 6)), DeltaInputs(*(x[:200] for x in inputs)))
-    np.testing.assert_allclose(outputs[:200], expected, rtol=0, atol=1e-4 * beta**2)
+    np.testing.assert_allclose(outputs[:200], expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
 def test_inverse_of_a_triangle() -> None:
