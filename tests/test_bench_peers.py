@@ -12,8 +12,10 @@ from checkpoints import build_checkpoint
 from engine.errors import ConfigurationError
 from engine.models.model_config import read_model_config
 from scripts.benchmarks.clients.workload import Workload
+from scripts.benchmarks.figures.figure import MeasurementFailed
 from scripts.benchmarks.peers.gguf_file import interleaved, write_gguf
 from scripts.benchmarks.peers.http_peers import PeerFailed, vllm
+from scripts.benchmarks.peers.llama_lookup import LlamaLookup
 
 pytestmark = pytest.mark.thorough
 
@@ -109,3 +111,24 @@ def test_all_of_a_checkpoint_is_written_for_llama_cpp(tmp_path: Path) -> None:
     assert {tensor.tensor_type.name for tensor in read.tensors} == {"F32"}
     with pytest.raises(ConfigurationError, match="is none"):
         write_gguf(build_checkpoint(tmp_path / "qwen", "qwen2"), tmp_path / "other.gguf")
+
+
+LOOKUP = """
+import sys
+prompt = open(sys.argv[sys.argv.index("-f") + 1]).read()
+assert sys.argv[sys.argv.index("--spec-draft-n-max") + 1] == "7"
+print(prompt + "<8><9>")
+if "<1>" not in prompt:
+    print("decoded    2 tokens in    0.050 seconds, speed:   40.000 t/s", file=sys.stderr)
+"""
+
+
+def test_a_lookups_answer_and_rate_are_what_it_prints(tmp_path: Path) -> None:
+    """The prompt is before the answer; a program that doesn't tell its rate has failed."""
+    lookup = LlamaLookup(program(tmp_path, LOOKUP), tmp_path / "model.gguf")
+
+    decoded = lookup.decode([5, 6], max_tokens=2, drafts=7)
+
+    assert (decoded.token_ids, decoded.rate) == ([8, 9], 40)
+    with pytest.raises(MeasurementFailed, match="exit code 0"):
+        lookup.decode([1], max_tokens=2, drafts=7)

@@ -10,6 +10,7 @@ from loading import load
 from engine.models.model_config import read_model_config
 from ipc.benchmark.timeline import Timeline
 from scripts.benchmarks.models import VOCABULARY, write_model
+from scripts.benchmarks.peers.llama_lookup import Decoded
 from scripts.benchmarks.speculation import measure
 from scripts.benchmarks.speculation.language import FIRST_WORD, Speaker, Tensors, circle
 from scripts.benchmarks.speculation.measure import LEAST_PAIRS, interval, measure_speculation
@@ -112,3 +113,34 @@ def test_the_figures_are_of_pairs(tmp_path, monkeypatch) -> None:
     assert pairs.value == pytest.approx(1.5) and pairs.name == "edit, 1 at once, of off, by pair (1.50 - 1.50)"
     assert (accepted.value, tokens.value) == (75, 4)
     assert figures[8].value == 0
+
+
+def test_a_lookup_of_llama_cpp_is_measured_beside_ours(tmp_path, monkeypatch) -> None:
+    """Ours gives half as many tokens a second more; of one kind it says other tokens than ours."""
+
+    class Lookup:
+        def decode(self, prompt, max_tokens, drafts):
+            assert (max_tokens, drafts) == (128, 7)
+            return Decoded(prompt if prompt[0] else [1], 20 * 128 / 127)
+
+    @contextmanager
+    def llama_lookup(program, directory):
+        assert (program, directory) == ("a program", tmp_path)
+        yield Lookup()
+
+    @contextmanager
+    def serving(directory, settings):
+        del directory, settings
+        yield Clockwork(30), []
+
+    texts = {kind: lambda count, first=kind != "calls": [[int(first), 5]] * count for kind in KINDS}
+    monkeypatch.setattr(measure, "serving", serving)
+    monkeypatch.setattr(measure, "speaking_model", lambda: tmp_path)
+    monkeypatch.setattr(measure, "llama_lookup", llama_lookup)
+    monkeypatch.setattr(measure, "_texts", lambda *_: texts)
+
+    figures = list(measure_speculation(["small"], None, 1, "a program"))[-3 * 3 :]
+
+    assert [figure.ratios.get("llama-lookup") for figure in figures[::3]] == [pytest.approx(1.5)] * 3
+    assert figures[1].name == "edit, 1 at once, beside llama-lookup, by pair (1.50 - 1.50)"
+    assert [figure.value for figure in figures[2::3]] == [0, 0, LEAST_PAIRS]

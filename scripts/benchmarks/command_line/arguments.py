@@ -57,6 +57,7 @@ OWN_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
             "metavar": "JSON",
             "help": f"of the daemon that drafts (default: {NGRAM}, and for demo {DRAFT_MODEL}, too)",
         },
+        "--llama-lookup": {"metavar": "PROGRAM", "help": "measure llama.cpp's own lookup beside small's"},
     },
 }
 """Of commands that have no others, but those of all."""
@@ -89,6 +90,11 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.plot is not None and not importlib.util.find_spec("matplotlib"):
         command_line.error('a plot needs matplotlib: pip install -e ".[bench]"')
     options.vs = dict(_peer(command_line, given) for given in options.vs)
+    lookup = getattr(options, "llama_lookup", None)
+    if lookup is not None:
+        if shutil.which(lookup) is None:
+            command_line.error(f"--llama-lookup must be llama.cpp's program, not {lookup!r}")
+        _check_gguf(command_line)
     return options
 
 
@@ -97,9 +103,14 @@ def _peer(command_line: argparse.ArgumentParser, given: str) -> tuple[str, str]:
     name, _, program = given.partition("=")
     if name not in PEERS or shutil.which(program) is None:
         command_line.error(f"--vs must be one of {', '.join(PEERS)}, =, and its program, not {given!r}: see --help")
-    if name == "llama.cpp" and not importlib.util.find_spec("gguf"):
-        command_line.error('llama.cpp\'s files need gguf: pip install -e ".[bench]"')
+    if name == "llama.cpp":
+        _check_gguf(command_line)
     return name, program
+
+
+def _check_gguf(command_line: argparse.ArgumentParser) -> None:
+    if not importlib.util.find_spec("gguf"):
+        command_line.error('llama.cpp\'s files need gguf: pip install -e ".[bench]"')
 
 
 def parser() -> argparse.ArgumentParser:

@@ -61,7 +61,7 @@ def _experts(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 def _speculation(options: argparse.Namespace) -> Iterator[Figure]:
-    yield from measure_speculation(_models(options), options.config, options.repeat)
+    yield from measure_speculation(_models(options), options.config, options.repeat, options.llama_lookup)
 
 
 def _prefill(options: argparse.Namespace) -> Iterator[Figure]:

@@ -3,12 +3,16 @@
 One of them idles while the other is asked. What is told of a text is the ratio of their tokens a second in each pair: its
 median, and the interval in which the median of all pairs is with CONFIDENCE, whatever their distribution (between two of
 the sorted ratios, by the binomial distribution of how many are below the median).
+
+llama.cpp's own lookup in the prompt is asked for the same answers of *small*, one at a time, in turns with ours: ours as
+whole requests through daemon and client, it by what it says that its decoding alone took.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, cycle
+from statistics import harmonic_mean
 
 from engine.hub.names import DEMO_MODEL
 from engine.speculation.speculative_config import parse_speculative_config
@@ -16,6 +20,7 @@ from scripts.benchmarks.clients.rates import throughput
 from scripts.benchmarks.clients.workload import Workload, timelines_of
 from scripts.benchmarks.figures.figure import Figure, figure
 from scripts.benchmarks.models import VOCABULARY
+from scripts.benchmarks.peers.llama_lookup import LlamaLookup, llama_lookup
 from scripts.benchmarks.peers.systems import Ours, serving
 from scripts.benchmarks.speculation.language import speaking_model
 from scripts.benchmarks.speculation.texts import KINDS, Passages, demo_texts
@@ -25,35 +30,52 @@ DRAFT_MODEL = '{"method": "draft_model", "model": "demo_draft", "num_speculative
 CONFIGS = {"small": (NGRAM,), "demo": (NGRAM, DRAFT_MODEL)}
 """Of the daemons that draft, by model. Random weights have no draft model."""
 LIMITS = ("--max-num-seqs", "64", "--max-num-batched-tokens", "256", "--max-model-len", "512")
+LOOKUP = "llama-lookup"
+REPEATING = ("edit", "extraction", "calls")
+"""Of KINDS."""
 AT_ONCE = (1, 8)
 OUTPUT = 128
 CHECKED = 8
 """Prompts of each kind whose answers are compared."""
 LEAST_PAIRS = 9
+LEAST_SECONDS = 0.4
+"""Of one rate: the demo model answers in 20 ms, which is as much noise as rate."""
 CONFIDENCE = 0.95
+SAME = 100
+"""First tokens of an answer that llama.cpp's must have, too: of drafts at its end it says more than it was asked for."""
 COUNTED = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 Take = Callable[[int], list[list[int]]]
 """So many prompts."""
 
 
-def measure_speculation(models: Sequence[str], config: str | None, repeats: int) -> Iterator[Figure]:
+def measure_speculation(
+    models: Sequence[str], config: str | None, repeats: int, lookup: str | None = None
+) -> Iterator[Figure]:
     """The figures of these of "small" and "demo", for each text and number of rows.
 
-    ``config`` is the daemon's that drafts; without it there are those of CONFIGS, one after the other.
+    ``config`` is the daemon's that drafts; without it there are those of CONFIGS, one after the other. ``lookup`` is the
+    program llama-lookup, which is measured beside *small*.
     """
     for model in models:
         directory = DEMO_MODEL if model == "demo" else speaking_model()
         for chosen in CONFIGS[model] if config is None else (config,):
-            group = f"speculation {model} {parse_speculative_config(chosen).method}"
+            speculative = parse_speculative_config(chosen)
+            group = f"speculation {model} {speculative.method}"
             with ExitStack() as stack:
                 settings = ([*LIMITS, "--speculative-config", chosen], list(LIMITS))
                 on, off = (stack.enter_context(serving(directory, each))[0] for each in settings)
-                for kind, take in _texts(model, off).items():
+                texts = _texts(model, off)
+                for kind, take in texts.items():
                     for rows in AT_ONCE:
                         yield from _measure(group, kind, rows, take, on, off, max(repeats, LEAST_PAIRS))
                     different = _num_different(take(CHECKED), on, off)
                     yield figure(group, f"{kind}, answers that differ", "", [different], more_is_better=False)
+                if lookup is not None and model == "small":
+                    theirs, pairs = stack.enter_context(llama_lookup(lookup, directory)), max(repeats, LEAST_PAIRS)
+                    for kind in REPEATING:
+                        drafts = speculative.num_speculative_tokens
+                        yield from _beside_lookup(group, kind, texts[kind](pairs), on, theirs, drafts)
 
 
 def _texts(model: str, ours: Ours) -> dict[str, Take]:
@@ -85,18 +107,44 @@ def _measure(group: str, kind: str, rows: int, take: Take, on: Ours, off: Ours, 
     yield figure(group, f"{name}, tokens a row with drafts", "", [1 + accepted / drafts if drafts else 1.0])
 
 
+def _beside_lookup(
+    group: str, kind: str, prompts: list[list[int]], on: Ours, lookup: LlamaLookup, drafts: int
+) -> Iterator[Figure]:
+    name, different = f"{kind}, 1 at once, beside {LOOKUP}", 0
+    rates: tuple[list[float], list[float]] = ([], [])
+    for pair, prompt in enumerate(prompts):
+        for system in (0, 1) if pair % 2 else (1, 0):
+            if system:
+                decoded = lookup.decode(prompt, OUTPUT, drafts)
+                rates[system].append(decoded.rate)
+            else:
+                rates[system].append(_rate(on, Workload([prompt], OUTPUT)))
+        different += _answer(on, prompt)[:SAME] != decoded.token_ids[:SAME]
+    ratios = [ours / theirs for ours, theirs in zip(*rates, strict=True)]
+    low, high = interval(ratios)
+    yield figure(group, name, "tok/s", rates[0], others={LOOKUP: rates[1]})
+    yield figure(group, f"{name}, by pair ({low:.2f} - {high:.2f})", "x", ratios)
+    yield figure(group, f"{name}, answers that differ", "", [different], more_is_better=False)
+
+
 def _rate(system: Ours, workload: Workload) -> float:
-    """Tokens a second of a workload whose prompts are in the prefix cache."""
+    """Tokens a second of a workload whose prompts are in the prefix cache; it is run again until all took LEAST_SECONDS."""
     system.run(Workload(workload.prompts, 1))
-    return throughput(timelines_of(system, workload))
+    rates: list[float] = []
+    while sum(1 / rate for rate in rates) * len(workload.prompts) * workload.max_tokens < LEAST_SECONDS:
+        rates.append(throughput(timelines_of(system, workload)))
+    return harmonic_mean(rates)
 
 
 def _num_different(prompts: list[list[int]], on: Ours, off: Ours) -> int:
     """Of greedy answers, one at a time, those that are not the same tokens."""
-    with on.client() as one, off.client() as other:
-        asked = {"max_tokens": OUTPUT, "temperature": 0.0, "ignore_eos": True}
-        pairs = [[client.complete(prompt, **asked).token_ids for client in (one, other)] for prompt in prompts]
-    return sum(with_it != without for with_it, without in pairs)
+    return sum(_answer(on, prompt) != _answer(off, prompt) for prompt in prompts)
+
+
+def _answer(system: Ours, prompt: list[int]) -> list[int]:
+    with system.client() as client:
+        answer: list[int] = client.complete(prompt, max_tokens=OUTPUT, temperature=0.0, ignore_eos=True).token_ids
+    return answer
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
