@@ -10,6 +10,7 @@ import itertools
 import random
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,13 +60,24 @@ class NullExecutionManager:
         self.sampling = SamplingPrograms(shapes.slots, VOCABULARY, self.mesh)
         self.adapters, self.feeds_drafts = None, False
         self._layouts = [shapes.layout(tokens) for tokens in shapes.buckets]
+        self._tokens = list(shapes.buckets)
+        self._executables: dict[tuple[str, int], Any] = {}
 
     def layout_for(self, num_tokens: int) -> StepLayout:
         """The smallest bucket that holds a step."""
-        return next(layout for layout in self._layouts if layout.tokens >= num_tokens)
+        return self._layouts[bisect_left(self._tokens, num_tokens)]
 
     def executable(self, name: str, size: int) -> Any:
-        """A step of no model, a write as a model's, or no sampling: one does for all of that."""
+        """A step of no model, a write as a model's, or no sampling: one does for all of that.
+
+        They are looked up as ExecutionManager's are, and made when they are first asked for.
+        """
+        executable = self._executables.get((name, size))
+        if executable is None:
+            executable = self._executables[name, size] = self._made(name, size)
+        return executable
+
+    def _made(self, name: str, size: int) -> Any:
         if name == WRITE_SLOTS:
             return _write_slots(self.shapes)
         return (_forward if name == FORWARD else _sampler)(self.shapes.layout(size), self.shapes)
