@@ -30,8 +30,8 @@ XLA = xla_backend(FLOAT32)
 OF_LATENTS = xla_backend(FLOAT32, latents=True)
 TPU = replace(tpu_backend(CHIPS["TPU v5 lite"], PALLAS), attention=PallasTwin())
 OTHER_BACKENDS = {
-    "XLA-2": (XLA, 2, ("mixtral", "qwen2")),
-    "TPU": (TPU, 1, ("llama2", "phi3")),
+    "XLA-2": (XLA, 2, ("mixtral",)),
+    "TPU": (TPU, 1, ("phi3",)),
     "TPU-2": (TPU, 2, ("llama2",)),
 }
 """By its name: the backend, devices, and the variants with which thorough runs try it; those of all others are exhaustive."""

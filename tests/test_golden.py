@@ -60,11 +60,9 @@ PLAINEST |= {("qwen3_next", 16)}
 OF_DECODER = {("qwen3", 16)}
 """What else they have is in their layers alone: test_decoder has them in every run."""
 OF_XLA = ("exaone4", "gemma3", "gemma4", "llama2_bfloat16")
-ON_TWO_DEVICES = ("apertus", "deepseek_v3", "gemma2", "glm4_moe_lite", "gpt_oss", "llama4", "mixtral", "olmo2", "phi3")
-ON_TWO_DEVICES += ("falcon_h1", "gpt2", "gpt_bigcode", "granite_hybrid", "lfm3", "mimo_v2", "nemotron_h", "phi")
-ON_TWO_DEVICES += ("qwen3_next", "stablelm", "starcoder2")
-OF_TPU = ("deepseek_v3", "gemma2", "gemma4", "gpt_oss", "llama4", "mixtral")
-OF_TPU += ("falcon_h1", "gpt2", "granite_hybrid", "lfm3", "mimo_v2", "qwen3_next")
+ON_TWO_DEVICES = ("deepseek_v3", "falcon_h1", "gpt2", "gpt_bigcode", "gpt_oss", "lfm3", "llama4", "mimo_v2", "mixtral")
+ON_TWO_DEVICES += ("nemotron_h", "olmo2", "phi3", "qwen3_next", "stablelm")
+OF_TPU = ("deepseek_v3", "falcon_h1", "gemma4", "gpt_oss", "lfm3", "llama4", "mimo_v2", "mixtral", "qwen3_next")
 """Variants of every mechanism, which thorough runs try there; those of all others are exhaustive."""
 OF_OTHERS = ("arcee", "axk1", "bamba", "cohere2_moe", "cwm", "deepseek_v3_plain", "dots1", "ernie4_5")
 OF_OTHERS += ("glm4_moe_plain", "granite_moe_shared", "granite_moe_swa", "granite_swa", "helium", "hunyuan_moe")

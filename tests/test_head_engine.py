@@ -94,7 +94,6 @@ WHOLE = {name: case for name, case in CASES.items() if case[0] in ("whole vocabu
 SOME = (
     "two devices",
     "a layer of DeepSeek, pages on the host",
-    "an assistant",
     "an assistant, small pages",
 )
 

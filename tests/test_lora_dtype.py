@@ -21,9 +21,14 @@ OF_WHOLE_SCALE = {"llama2": ("everything", "tables"), "mixtral": ("experts by th
 """Adapters by variant whose scale is a power of two, so that it moves no rounding."""
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("variant", OF_WHOLE_SCALE)
-@pytest.mark.parametrize("backend", [None, XLA], ids=["kernels", "XLA"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(None, id="kernels", marks=pytest.mark.thorough),
+        pytest.param(XLA, id="XLA", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_factors_are_rounded_and_nothing_else(variant: str, backend: Backend | None, tmp_path: Path) -> None:
     """An adapter of float32 gives what its numbers rounded to bfloat16 give, in half of a slot."""
     narrow = adapter_engines(tmp_path / "narrow", variant, backend=backend, dtype=BFLOAT16)

@@ -10,8 +10,6 @@ import pytest
 from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensors
 from flax import nnx
 from loading import load as load_checkpoint
-from moe_checkpoints import MOE_VARIANTS
-from state_checkpoints import STATE_VARIANTS
 from transformers import AutoTokenizer
 from whole_rows import compute_logprobs
 
@@ -90,8 +88,10 @@ def nothing_compiled_is_kept():
     jax.clear_caches()
 
 
-WITH_OTHER_KERNELS = (*MOE_VARIANTS, *STATE_VARIANTS, "gemma4", "llama2", "phi3")
-"""Variants whose kernels are not all like another's here."""
+WITH_OTHER_KERNELS = ("gemma4", "gemma4_moe", "glm4_moe_lite", "gpt_oss", "granite_moe_shared", "llama2", "llama4")
+WITH_OTHER_KERNELS += ("mimo_v2", "phi3", "phimoe", "qwen3_moe_plain")
+WITH_OTHER_KERNELS += ("falcon_h1", "lfm2_moe", "lfm3", "nemotron_h", "olmo_hybrid", "qwen3_5_moe")
+"""Variants that have, together, every kind of kernel; those of all others are exhaustive."""
 
 
 @pytest.mark.usefixtures("nothing_compiled_is_kept")

@@ -57,6 +57,7 @@ EXHAUSTIVE = (
     "experts",
     "8-bit pages",
     "states of delta nets, no step ahead",
+    "states of delta nets, one step ahead",
     "states of Mamba-2, a page each",
     "on the host",
     "states on the host",
