@@ -156,7 +156,7 @@ def scales(name, tensor, variant):
     exact = r"wpe|embed_positions|router|kv_b_proj|conv1d|conv\.conv|in_proj_(ba|a|b)\.|linear_attn\.[ab]_proj|\bgate\.|_gate\.|bias$"
     if tensor.ndim < 2 or re.search(exact, name.replace("per_layer_input_gate.", "")):
         return None
-    axis = 1 if tensor.ndim == 3 and variant in ("gpt_oss", "llama4", "llama4_interleaved") else -1
+    axis = 1 if tensor.ndim == 3 and variant in ("gpt_oss", "llama4", "llama4_interleaved", "qwen3_vl_moe") else -1
     axis = 0 if variant == "gpt2" and re.search(r"\.c_\w+\.weight$", name) else axis
     return np.abs(tensor).max(axis=axis, keepdims=True) / np.float32(127)
 
