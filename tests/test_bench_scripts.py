@@ -295,6 +295,19 @@ def test_the_command_refuses_to_compare_without_a_program(capsys, given):
     assert f"transformers, llama.cpp, vllm, =, and its program, not '{given}'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [(["/nowhere/lookup"], "must be llama.cpp's program"), ([sys.executable, "--model", "demo"], "not beside demo")],
+)
+def test_the_command_refuses_a_lookup_that_it_would_not_measure(capsys, given, why):
+    """A program that is not there, and a model whose tokens llama.cpp would not read."""
+    with pytest.raises(SystemExit) as ended:
+        command.main(["speculation", "--llama-lookup", *given])
+
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
+
+
 def test_random_requests_use_every_parameter():
     """One that is added to SamplingParams is missing here until it is asked for at random too."""
     rng = np.random.default_rng(0)

@@ -94,6 +94,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     if lookup is not None:
         if shutil.which(lookup) is None:
             command_line.error(f"--llama-lookup must be llama.cpp's program, not {lookup!r}")
+        if options.model == "demo":
+            command_line.error("--llama-lookup is measured beside small, not beside demo")
         _check_gguf(command_line)
     return options
 

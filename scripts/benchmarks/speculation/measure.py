@@ -57,6 +57,7 @@ def measure_speculation(
     ``config`` is the daemon's that drafts; without it there are those of CONFIGS, one after the other. ``lookup`` is the
     program llama-lookup, which is measured beside *small*.
     """
+    pairs = max(repeats, LEAST_PAIRS)
     for model in models:
         directory = DEMO_MODEL if model == "demo" else speaking_model()
         for chosen in CONFIGS[model] if config is None else (config,):
@@ -68,13 +69,15 @@ def measure_speculation(
                 texts = _texts(model, off)
                 for kind, take in texts.items():
                     for rows in AT_ONCE:
-                        yield from _measure(group, kind, rows, take, on, off, max(repeats, LEAST_PAIRS))
+                        yield from _measure(group, kind, rows, take, on, off, pairs)
                     different = _num_different(take(CHECKED), on, off)
                     yield figure(group, f"{kind}, answers that differ", "", [different], more_is_better=False)
                 if lookup is not None and model == "small":
-                    theirs, pairs = stack.enter_context(llama_lookup(lookup, directory)), max(repeats, LEAST_PAIRS)
+                    theirs, drafts = (
+                        stack.enter_context(llama_lookup(lookup, directory)),
+                        speculative.num_speculative_tokens,
+                    )
                     for kind in REPEATING:
-                        drafts = speculative.num_speculative_tokens
                         yield from _beside_lookup(group, kind, texts[kind](pairs), on, theirs, drafts)
 
 
